@@ -249,6 +249,17 @@ def test_where_groups_are(found: Placement, ranks: tuple[int, ...], expected: Sh
     assert found.shape(ranks) == expected
 
 
+def test_hosts_with_different_numbers_of_ranks_are_kept_unless_others_are_given() -> None:
+    recorded = placement("aaabb")
+    assert (recorded.world_size, recorded.as_recorded, str(recorded)) == (5, True, "5 ranks on 2 hosts")
+    assert [recorded.shape(ranks) for ranks in ((0, 1, 2, 3, 4), (0, 2), (2, 3))] == [
+        Shape(5, 2),
+        Shape(2, 1),
+        Shape(2, 2),
+    ]
+    assert (str(placement("aaabb", 2)), str(placement("aaabb", per_node=2))) == ("2 x 3 ranks", "2 x 2 ranks")
+
+
 def test_groups_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ArgumentError, match="expected at least 4, because the recorded group"):
         placement("aaaa", 1, 2).shape((2, 3))

@@ -205,7 +205,7 @@ def _message(exchange: Exchange, placement: Placement) -> tuple[Shape, Shape]:
         return Shape(2, nodes), Shape(2, nodes)
     if high >= placement.world_size:
         raise ArgumentError(
-            f"got {placement.nodes} x {placement.per_node} ranks; expected at least {high + 1}, because rank {high} of "
+            f"got {placement}; expected at least {high + 1}, because rank {high} of "
             "the recorded job sends or receives messages"
         )
     return Shape(2, len({rank // placement.per_node for rank in pair})), Shape(2, nodes)

@@ -11,18 +11,27 @@ from comm_utils.observability.cost_model import Shape
 from comm_utils.observability.traces import RankTrace
 from comm_utils.observability.traces.labels import shortened
 
-__all__ = ["SUBGROUPS", "Placement"]
+__all__ = ["SUBGROUPS", "Placement", "in_words"]
 
 #: What becomes of groups of some of the ranks.
 SUBGROUPS = ("keep", "mesh")
 
 
+def in_words(shape: Shape) -> str:
+    """Return such as ``2 x 4 ranks``, or ``5 ranks on 2 hosts`` where hosts have different numbers of them."""
+    if shape.ranks == shape.nodes * shape.per_node:
+        return f"{shape.nodes} x {shape.per_node} ranks"
+    return f"{shape.ranks} ranks on {shape.nodes} hosts"
+
+
 @dataclass(frozen=True)
 class Placement:
-    """``nodes`` hosts with ``per_node`` ranks each, filled host by host.
+    """``nodes`` hosts with ``per_node`` ranks each, filled host by host, or the hosts as they were recorded.
 
     Attributes:
         hosts: of each recorded rank.
+        per_node: of the fullest host.
+        world_size: ranks of the predicted job.
         subgroups: ``keep``: groups of some of the ranks have the same ranks as before. ``mesh``: those that take every
             s-th rank of the whole job, as the data-parallel groups of a mesh with s ranks inside do, go on to its end.
     """
@@ -30,21 +39,23 @@ class Placement:
     hosts: tuple[str, ...]
     nodes: int
     per_node: int
+    world_size: int
     subgroups: str = "keep"
 
     @classmethod
     def of(
         cls, traces: Sequence[RankTrace], nodes: int | None, per_node: int | None, subgroups: str = "keep"
     ) -> Placement:
-        """As recorded, where ``nodes`` or ``per_node`` are None."""
+        """As recorded, where ``nodes`` and ``per_node`` are None; where one is, it is that of the recorded job."""
         hosts = tuple(trace.host for trace in traces)
-        recorded = len(set(hosts))
-        return cls(hosts, nodes or recorded, per_node or -(-len(hosts) // recorded), subgroups)
+        recorded = Shape(len(hosts), len(set(hosts)))
+        if nodes is None and per_node is None:
+            return cls(hosts, recorded.nodes, recorded.per_node, recorded.ranks, subgroups)
+        nodes, per_node = nodes or recorded.nodes, per_node or recorded.per_node
+        return cls(hosts, nodes, per_node, nodes * per_node, subgroups)
 
-    @property
-    def world_size(self) -> int:
-        """Ranks of the predicted job."""
-        return self.nodes * self.per_node
+    def __str__(self) -> str:
+        return in_words(Shape(self.world_size, self.nodes))
 
     @property
     def recorded(self) -> Shape:
@@ -77,7 +88,7 @@ class Placement:
             members = tuple(range(min(ranks), self.world_size, stride))
         if max(members) >= self.world_size:
             raise ArgumentError(
-                f"got {self.nodes} x {self.per_node} ranks; expected at least {max(members) + 1}, because the recorded "
+                f"got {self}; expected at least {max(members) + 1}, because the recorded "
                 f"group {shortened(ranks)} stays as it is"
             )
         return Shape(len(members), len({rank // self.per_node for rank in members}))

@@ -131,8 +131,7 @@ def job_tables(
 ) -> list[RenderableType]:
     """Communication by operation, and the job as a whole."""
     placement = job.placement
-    where = f"{placement.nodes} x {placement.per_node} ranks"
-    title = f"{where}{f' over {network}' if network is not None else ''}: {NOT_MEASURED} ({source})"
+    title = f"{placement}{f' over {network}' if network is not None else ''}: {NOT_MEASURED} ({source})"
     columns = ("operation", "size", "ranks", "algorithm", "calls", "recorded ms", "model ms", "interval ms", "unsure")
     table = FittedTable(columns, left=(0, 1, 2, 3, 8), above=(0, 3))
     for row in job.rows[:_MOST_ROWS]:

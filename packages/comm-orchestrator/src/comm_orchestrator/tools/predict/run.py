@@ -15,7 +15,7 @@ from rich.text import Text
 
 from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.predict.job import Job, predict
-from comm_orchestrator.tools.predict.placement import SUBGROUPS, Placement
+from comm_orchestrator.tools.predict.placement import SUBGROUPS, Placement, in_words
 from comm_orchestrator.tools.predict.plotting import check_plot, plot_residuals
 from comm_orchestrator.tools.predict.rendering import fits_table, held_out_table, job_tables, show
 from comm_orchestrator.tools.trace.files import check_output, read
@@ -120,7 +120,7 @@ def run_predict(
     traces = read(folder)
     placement = Placement.of(traces, nodes, ranks_per_node, subgroups)
     if placement.world_size > _MOST_RANKS:
-        raise ArgumentError(f"got {nodes} x {placement.per_node} ranks; expected {_MOST_RANKS} at most")
+        raise ArgumentError(f"got {placement}; expected {_MOST_RANKS} at most")
     estimator, notes = _estimator(loaded, traces, library, backend, link)
     job = predict(traces, estimator, placement, keep_parts=keep_parts, keep_recorded=keep_recorded)
     notes += _notes(job, traces, keep_parts, link)
@@ -153,10 +153,9 @@ def _estimator(
 def _notes(job: Job, traces: Sequence[RankTrace], keep_parts: bool, link: Link | None) -> list[str]:
     placement, notes = job.placement, []
     if not placement.as_recorded:
-        recorded = placement.recorded
         what = "each rank's part" if keep_parts else "the whole array"
         notes.append(
-            f"recorded on {recorded.nodes} x {recorded.per_node} ranks; every rank does as before (weak scaling): "
+            f"recorded on {in_words(placement.recorded)}; every rank does as before (weak scaling): "
             f"groups of all ranks have {placement.world_size} now, {what} of gathers and scatters stays as large"
         )
     if link is not None and placement.nodes == 1:
