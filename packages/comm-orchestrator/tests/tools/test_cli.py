@@ -12,7 +12,9 @@ from typing import TypeAlias
 import pytest
 
 from comm_config.environment import unknown_variables
+from comm_orchestrator import selector
 from comm_orchestrator.tools.commands import app
+from comm_utils.backend import Availability
 from comm_utils.testing import fork_server, machine, patience
 
 
@@ -135,6 +137,14 @@ def test_backends_for_people_and_for_programs(commctl: Commctl) -> None:
     assert "gloo" in commctl("backends").stdout
     listed = json.loads(commctl("backends", "--json").stdout)
     assert listed["gloo"]["usable"] is True
+
+
+def test_brackets_of_a_reason_stand_for_themselves(commctl: Commctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Availability(False, "cannot load [/opt/lib/x.so]", "install it with: pip install 'mine[rocm]'")
+    monkeypatch.setattr(selector, "available_backends", lambda: {"mine": found})
+    shown = commctl("backends").stdout
+    assert found.reason in shown
+    assert found.remedy in shown
 
 
 def test_schema_is_json(commctl: Commctl) -> None:

@@ -86,7 +86,8 @@ def backends(as_json: Annotated[bool, typer.Option("--json", help="Print JSON fo
     table = Table("backend", "usable", "why", "remedy")
     for name, one in sorted(found.items()):
         table.add_row(name, "yes" if one.usable else "no", one.reason, one.remedy)
-    Console().print(table)
+    # Text of other packages is no markup: brackets stand for themselves.
+    Console(markup=False, emoji=False).print(table)
 
 
 def _seconds(value: float) -> float:

@@ -25,7 +25,7 @@ NO_NCCL = {"usable": False, "reason": "no GPU", "remedy": "get one"}
 def rank_report(rank: int, findings: list[Finding], host: str = "a", size: int = 4, **more: object) -> RankReport:
     launch = {name: {"value": rank, "source": "test"} for name in FACTS}
     values = {"launcher": "test", "packages": {"torch": "2"}, "backends": {"gloo": GLOO}, "launch": launch, **more}
-    report = RankReport(rank, size, host, 100 + rank, node_rank=ord(host), findings=findings, **values)  # type: ignore[arg-type]
+    report = RankReport(rank, size, host, 100 + rank, node_rank=ord(host[0]), findings=findings, **values)  # type: ignore[arg-type]
     assert RankReport.from_plain(report.to_plain()) == report
     return report
 
@@ -89,6 +89,13 @@ def test_one_finding_a_line_where_nobody_looks() -> None:
     assert "x" * 300 in line
     assert "y" * 300 in line
     assert "\x1b" not in text
+
+
+def test_brackets_stand_for_themselves() -> None:
+    found = rank_report(0, [], "[/a]", 1, packages={"torch": "2 [rocm]"})
+    text = render(merge_reports([found], [], []), io.StringIO(), None)
+    assert "one host, [/a]" in text
+    assert "2 [rocm]" in text
 
 
 def test_one_rank_alone_says_so() -> None:

@@ -28,7 +28,9 @@ _UNLIMITED = 10_000
 
 def render(report: Report, stream: TextIO, width: int | None) -> str:
     """Tables as wide as the terminal ``stream``, or as ``width`` where it is none."""
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else width or _UNLIMITED)
+    fixed_width = None if stream.isatty() else width or _UNLIMITED
+    # Values and reasons are text of others, in which brackets stand for themselves.
+    console = Console(file=stream, highlight=False, markup=False, emoji=False, width=fixed_width)
     with console.capture() as captured:
         console.print(Text(_title(report), style="bold"))
         for table in _tables(report, narrow=console.width < _WIDE):
