@@ -155,6 +155,10 @@ PREDICT = ("predict", "{trace}", "--model", "{model}")
         ((*FIT, "--time", "p42"), "got 'p42'"),
         ((*FIT, "--link", "fast"), "--link: got 'fast'; expected a latency and a bandwidth"),
         ((*FIT, "--plot", "residuals.txt"), "expected a name that ends in .svg, .png, .pdf"),
+        (
+            (*FIT, "-o", "{folder}/x.svg", "--plot", "{folder}/x.svg"),
+            "x.svg, where the model is written; expected another",
+        ),
         ((*FIT, "-o", "{bench}"), "got one of the bench files to write to"),
         ((*FIT, "-o", "{folder}/no/such/folder.json"), "there is no folder"),
         ((*PREDICT, "--network", "5,100"), "5us,100Gbit"),

@@ -68,6 +68,7 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
         (["plot", "trace", "-o", "it.svg", "--ranks", "0,x"], "expected ranks such as 0,2,4-6"),
         (["plot", "trace", "-o", "it.svg", "--ranks", "9"], "the trace has the ranks 0 to 1"),
         (["plot", "trace", "-o", "it.svg", "--from", "1"], "the trace lasts 5e-05 s"),
+        (["plot", "trace", "-o", "it.svg", "--to", "1e300"], "--to: got 1e+300; expected seconds since the first call"),
         (["plot", "empty", "-o", "it.svg"], "no operations"),
         (["replay", "nothing"], "there is no such folder"),
         (["replay", "empty"], "no operations"),

@@ -268,6 +268,7 @@ def test_a_model_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[no-
         (lambda data: data["fits"][0].update(pieces=[]), "without pieces"),
         (lambda data: data["fits"][0].update(points=7), "int"),
         (lambda data: data["fits"][0]["residuals"].update(low="a lot"), "a lot"),
+        (lambda data: data["fits"][0]["between_sizes"].update(high=0), "0"),
     ],
 )
 def test_a_file_that_is_no_model_is_refused_in_a_sentence(tmp_path, change, expected: str) -> None:  # type: ignore[no-untyped-def]

@@ -63,6 +63,8 @@ def run_fit(
     for path in (output, plot):
         if path is not None and path.resolve() in [file.resolve() for file in files]:
             raise ArgumentError(f"{path}: got one of the bench files to write to; expected another name")
+    if output is not None and plot is not None and output.resolve() == plot.resolve():
+        raise ArgumentError(f"--plot: got {plot}, where the model is written; expected another name")
     loaded = [(file, bench_results.load(file)) for file in files]
     collected = collect((bench for _, bench in loaded), statistic)
     model = Model(

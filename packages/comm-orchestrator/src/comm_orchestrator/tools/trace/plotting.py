@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ KINDS = ("timeline", "traffic", "both")
 _WIDTH_INCHES = 11.0
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _MOST_RANKS = 1 << 20
+_MOST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def check(path: Path, wanted: Wanted) -> None:
     if wanted.kind not in KINDS:
         raise ArgumentError(f"--kind: got {wanted.kind!r}; expected one of {', '.join(KINDS)}")
     for name, value in (("--from", wanted.from_s), ("--to", wanted.to_s)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ArgumentError(f"{name}: got {value:g}; expected seconds since the first call")
+        if value is not None and not 0 <= value <= _MOST_S:
+            raise ArgumentError(f"{name}: got {value:g}; expected seconds since the first call, {_MOST_S:g} at most")
 
 
 def plot(traces: Sequence[RankTrace], path: Path, wanted: Wanted) -> None:

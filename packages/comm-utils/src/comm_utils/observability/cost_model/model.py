@@ -222,7 +222,8 @@ def _fit_from_json(data: dict[str, Any]) -> Fit:
 
 
 def _errors(data: dict[str, Any]) -> Errors:
-    return Errors(_positive(data["count"]), *(_number(data[name]) for name in ("median", "p90", "low", "high")))
+    median, p90, low = (_number(data[name]) for name in ("median", "p90", "low"))
+    return Errors(_positive(data["count"]), median, p90, low, _above_zero(data["high"]))
 
 
 def _optional(read: Callable[[dict[str, Any]], Errors], data: dict[str, Any] | None) -> Errors | None:
