@@ -160,7 +160,7 @@ def postmortem(
 ) -> None:
     """Find out what went wrong in a job, also after a crash, from the last calls of its ranks.
 
-    Exit code 0 if nothing is wrong, 1 if something is, 2 if there are no rings.
+    Exit code 0 if nothing is wrong, 1 if something is or a ring cannot be read, 2 if there are no rings.
     """
     from comm_orchestrator.tools.postmortem.command import run
 
