@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
@@ -283,11 +283,13 @@ def test_dumps_for_torch(postmortem: Postmortem, tmp_path: Path) -> None:
     rings, dumps = tmp_path / "rings", tmp_path / "dumps"
     with writers(rings, {0: [*STEP, HANGS], 1: STEP}):
         shown = postmortem(rings, "--torch-dump", dumps)[1]
-        again: tuple[int, Any] = postmortem(rings, "--torch-dump", dumps)
+        again = postmortem(rings, "--torch-dump", dumps)
+    without_rings = postmortem(tmp_path / "dumps", "--torch-dump", dumps)
     assert sorted(path.name for path in dumps.iterdir()) == ["rank_0", "rank_1"]
     assert f"python -m torch.distributed.flight_recorder.fr_trace {dumps}" in shown
     assert again[0] == 2
     assert "expected an empty one" in again[1]
+    assert without_rings == again, "the folder is looked at before the rings"
 
 
 def test_nobody_waits_for_the_writer_of_a_pipe(postmortem: Postmortem, tmp_path: Path) -> None:

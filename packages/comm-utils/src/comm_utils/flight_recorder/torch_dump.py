@@ -27,7 +27,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.flight_recorder.torch_matching import COLLECTIVES, Placed, described, place
 from comm_utils.operations import patterns
 
-__all__ = ["VERSION", "torch_dumps", "write_torch_dumps"]
+__all__ = ["VERSION", "check_folder", "torch_dumps", "write_torch_dumps"]
 
 VERSION = "2.10"
 _PREFIX = "rank_"
@@ -63,6 +63,17 @@ def torch_dumps(snapshots: Sequence[RankSnapshot]) -> dict[int, dict[str, Any]]:
     return {rank: _dump(one, placed[rank], groups) for rank, one in known.items()}
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder for dumps that has files.
+
+    Raises:
+        ArgumentError: names it.
+        OSError: it cannot be listed.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ArgumentError(f"{folder}: got a folder with files; expected an empty one, as fr_trace reads all files")
+
+
 def write_torch_dumps(snapshots: Sequence[RankSnapshot], folder: Path, prefix: str = _PREFIX) -> list[Path]:
     """Write the dump of each rank to ``folder/<prefix>RANK``; return the files.
 
@@ -73,9 +84,8 @@ def write_torch_dumps(snapshots: Sequence[RankSnapshot], folder: Path, prefix: s
         ArgumentError: ``folder`` has files.
         OSError: a file cannot be written.
     """
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
-        raise ArgumentError(f"{folder}: got a folder with files; expected an empty one, as fr_trace reads all files")
     found = []
     for rank, dump in sorted(torch_dumps(snapshots).items()):
         path = folder / f"{prefix}{rank}"

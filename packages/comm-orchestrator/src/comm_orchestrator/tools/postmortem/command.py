@@ -12,14 +12,16 @@ from comm_orchestrator.tools.postmortem.rendering import as_json, as_text
 from comm_orchestrator.tools.postmortem.verdict import judge
 from comm_orchestrator.tools.rings import JobRings, opened_job, state_of
 from comm_utils.flight_recorder.snapshot import take_snapshot
-from comm_utils.flight_recorder.torch_dump import write_torch_dumps
+from comm_utils.flight_recorder.torch_dump import check_folder, write_torch_dumps
 
 __all__ = ["run"]
 
 
 @as_one_sentence
 def run(where: str | None, calls: int, dump_folder: Path | None, to_json: bool) -> int:
-    """Print a postmortem; return 0 where nothing is wrong, 1 where something is, 2 where there are no rings."""
+    """Print a postmortem; return 0 where nothing is wrong, 1 where anything is or a ring is damaged, 2 without."""
+    if dump_folder is not None:
+        check_folder(dump_folder)
     with opened_job(where) as job:
         evidence = gather(job)
         found = judge(evidence)
