@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
-from comm_utils.atomic_write import replacing
+import pytest
+
+from comm_utils.atomic_write import replacing, replacing_binary
 
 
 def test_an_open_pipe_is_written_to() -> None:
@@ -18,6 +21,27 @@ def test_an_open_pipe_is_written_to() -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_the_mode_stays_and_long_names_are_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with replacing_binary(path) as file:
+        file.write(b"new\r\n")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new\r\n", 0o600)
+
+
+def test_an_error_without_a_name_gets_that_of_the_file(tmp_path: Path) -> None:
+    def write() -> None:
+        with replacing(tmp_path / "file") as file:
+            file.write("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as caught:
+        write()
+    assert caught.value.filename == str(tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_link_leads_to_is_replaced(tmp_path: Path) -> None:

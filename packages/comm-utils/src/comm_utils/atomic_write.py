@@ -7,21 +7,34 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from comm_utils.errors import ArgumentError
 
-__all__ = ["replacing"]
+__all__ = ["replacing", "replacing_binary"]
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """Yield a text file that replaces ``path`` at the end; after an exception, ``path`` is unchanged.
+    """Yield a text file that replaces ``path`` as :func:`replacing_binary` does.
+
+    Characters that UTF-8 lacks are written as escapes.
+    """
+    with (
+        replacing_binary(path) as binary,
+        TextIOWrapper(binary, encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
+        yield file
+
+
+@contextmanager
+def replacing_binary(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yield a file that replaces ``path`` at the end; after an exception, ``path`` is unchanged.
 
     It is written in the same folder under a name that begins with a dot and ends with ``.tmp``. Where ``path`` is a
-    link, what it leads to is replaced; a device or a pipe is written to as it is. Characters that UTF-8 lacks are
-    written as escapes.
+    link, what it leads to is replaced; a device or a pipe is written to as it is.
 
     Raises:
         ArgumentError: there is no such folder, or ``path`` is a folder.
@@ -38,7 +51,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     if mode is not None and stat.S_ISDIR(mode):
         raise ArgumentError(f"{path}: got a folder, expected the path of a file")
     if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open(path, "wb") as file:
             yield file
         return
     if not target.parent.is_dir():
@@ -47,7 +60,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(8)}.tmp")
     try:
         try:
-            opened = temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="")
+            opened = temporary.open("xb")
         except OSError as error:
             raise ArgumentError(f"{path}: no file can be written there: {error.strerror or error}") from None
         with opened as file:
@@ -55,7 +68,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
                 os.chmod(file.fileno(), stat.S_IMODE(mode))
             yield file
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = os.fspath(path)
         with suppress(OSError):
             temporary.unlink()
         raise

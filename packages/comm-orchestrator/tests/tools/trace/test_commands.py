@@ -52,8 +52,8 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
     ("arguments", "expected"),
     [
         (["summary", "nothing"], "nothing: there is no such folder; expected a folder with rank0.jsonl"),
-        (["merge", "trace", "-o", "no/m.json"], "no/m.json: cannot be written: No such file or directory"),
-        (["merge", "trace", "-o", "."], "got a folder; expected the name of a file"),
+        (["merge", "trace", "-o", "no/m.json"], "no/m.json: there is no folder 'no'; create it"),
+        (["merge", "trace", "-o", "."], "got a folder, expected the path of a file"),
         (["merge", "trace", "-o", "trace/rank0.jsonl"], "--output: trace/rank0.jsonl is a file of the trace"),
         (["merge", "trace", "-o", "link"], "--output: link is a file of the trace that is read; expected another name"),
         (["merge", "linked", "-o", "real"], "--output: real is a file of the trace"),

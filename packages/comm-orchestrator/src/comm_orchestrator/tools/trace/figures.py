@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from comm_orchestrator.tools.trace.files import replaced
 from comm_utils import operations
+from comm_utils.atomic_write import replacing_binary
 from comm_utils.errors import ArgumentError, BackendUnavailableError
 from comm_utils.operations import patterns
 
@@ -83,12 +83,12 @@ def draw(path: Path, size_inches: tuple[float, float], fill: Callable[[Any], Non
     """
     matplotlib, figures = library(), importlib.import_module("matplotlib.figure")
     kind = path.suffix.lower()[1:]
-    with matplotlib.rc_context(_SETTINGS), replaced(path) as place:
+    with matplotlib.rc_context(_SETTINGS), replacing_binary(path) as file:
         figure = figures.Figure(figsize=size_inches, layout="constrained")
         fill(figure)
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         # Of a name, matplotlib would make a file that it can also read, which a pipe is not.
-        with place.open("wb") as file, warnings.catch_warnings():
+        with warnings.catch_warnings():
             # A name may have characters that the font lacks.
             warnings.filterwarnings("ignore", "Glyph .* missing from")
             figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)

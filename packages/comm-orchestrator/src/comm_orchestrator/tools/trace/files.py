@@ -1,16 +1,15 @@
-"""Read recorded traces, replace output files atomically, and write one Chrome trace of all ranks."""
+"""Read recorded traces, and write one Chrome trace of all ranks."""
 
 from __future__ import annotations
 
 import gzip
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from comm_utils import operations
+from comm_utils.atomic_write import replacing_binary
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace
 from comm_utils.observability.traces.alignment import aligned
@@ -18,7 +17,7 @@ from comm_utils.observability.traces.chrome import write
 from comm_utils.observability.traces.file import belongs_to, load, path_of
 from comm_utils.observability.traces.waiting import split, together
 
-__all__ = ["check", "check_output", "merge", "read", "replaced", "waiting_of"]
+__all__ = ["check", "check_output", "merge", "read", "waiting_of"]
 
 
 def read(folder: Path) -> list[RankTrace]:
@@ -106,62 +105,21 @@ def check_output(option: str, output: Path, folder: Path) -> None:
         raise ArgumentError(f"{option}: {output} is a file of the trace that is read; expected another name")
 
 
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a file to write instead of ``path``; it replaces ``path`` at the end of the block, unless that fails.
-
-    Where ``path`` is a link, what it leads to is replaced. A device or a pipe is written to as it is.
-
-    Raises:
-        ArgumentError: nothing can be written there.
-        BrokenPipeError: nobody reads from the pipe any more.
-    """
-    given, path = path, Path(os.path.realpath(path))
-    if path.is_dir():
-        raise ArgumentError(f"{given}: got a folder; expected the name of a file to write")
-    # The real path of an open pipe, such as /dev/stdout, is the name of nothing.
-    if given.exists() and not path.is_file():
-        try:
-            yield given
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _unwritable(given, error) from None
-        return
-    try:
-        number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise _unwritable(given, error) from None
-    os.close(number)
-    try:
-        yield Path(name)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
-    except OSError as error:
-        raise _unwritable(given, error) from None
-    finally:
-        with suppress(OSError):
-            os.unlink(name)
-
-
-def _unwritable(path: Path, error: OSError) -> ArgumentError:
-    return ArgumentError(f"{path}: cannot be written: {error.strerror or error}")
-
-
 def merge(traces: Sequence[RankTrace], path: Path) -> None:
     """Write ``traces``, which are aligned, to ``path``; compressed where that ends with ``.gz``.
 
     Raises:
         ArgumentError: nothing can be written there.
+        OSError: the file cannot be written to its end.
     """
-    with replaced(path) as place, _opened(place, compressed=path.suffix == ".gz") as file:
+    with replacing_binary(path) as binary, _as_text(binary, compressed=path.suffix == ".gz") as file:
         write(file, traces, _more(traces))
 
 
-def _opened(path: Path, compressed: bool) -> TextIO:
-    return cast(TextIO, gzip.open(path, "wt", encoding="utf-8") if compressed else path.open("w", encoding="utf-8"))
+def _as_text(binary: BinaryIO, compressed: bool) -> TextIO:
+    if compressed:
+        return cast(TextIO, gzip.open(binary, "wt", encoding="utf-8"))
+    return TextIOWrapper(binary, encoding="utf-8")
 
 
 def waiting_of(traces: Sequence[RankTrace]) -> dict[int, tuple[int, int]]:

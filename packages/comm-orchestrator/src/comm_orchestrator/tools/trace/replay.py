@@ -18,11 +18,12 @@ from comm_orchestrator.tools import local_ranks
 from comm_orchestrator.tools.errors import tell_in_turn
 from comm_orchestrator.tools.trace import comparison
 from comm_orchestrator.tools.trace.comparison import Comparison, Tally, compare, tally, together_with
-from comm_orchestrator.tools.trace.files import read, replaced
+from comm_orchestrator.tools.trace.files import read
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, check_here
 from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
+from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError, CommError
 from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
 from comm_utils.observability.traces.file import load_rank, path_of, remove_beyond, save
@@ -74,8 +75,6 @@ def _local(options: Options, made: Plan) -> int:
 def _copy(recorded: Path, output: Path, world_size: int) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for old in output.glob("rank*.jsonl"):
-            old.unlink()
         for path in recorded.iterdir():
             shutil.copy(path, output)
         remove_beyond(output, world_size)
@@ -88,8 +87,8 @@ def _told(found: Comparison, options: Options) -> int:
     sys.stdout.write(comparison.format_comparison(found, sys.stdout))
     sys.stdout.flush()
     if options.json:
-        with replaced(Path(options.json)) as place:
-            place.write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
+        with replacing(options.json) as file:
+            file.write(json.dumps(found.to_json(), indent=2) + "\n")
     return 0 if found.same else 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools.local_ranks import available_memory_bytes
-from comm_orchestrator.tools.trace.files import check_output, replaced
+from comm_orchestrator.tools.trace.files import check_output
 from comm_orchestrator.tools.trace.replay_plan import Plan
 from comm_utils.errors import ArgumentError, BackendUnavailableError
 from comm_utils.observability.traces import RankTrace
@@ -69,16 +69,11 @@ def check_files(options: Options) -> None:
     if options.json:
         path = Path(options.json)
         check_output("--json", path, Path(options.folder))
-        before = path.exists()
-        if before and not path.is_file() and not path.is_dir():
+        if path.exists() and not path.is_file():
             raise ArgumentError(f"--json: {path} is no file")
-        try:
-            with replaced(path) as place:
-                place.write_bytes(path.read_bytes() if before else b"")
-        except ArgumentError as error:
-            raise ArgumentError(f"--json: {error}") from None
-        if not before:
-            path.unlink()
+        parent = Path(os.path.realpath(path)).parent
+        if not _can_be_written_in(parent):
+            raise ArgumentError(f"--json: {path}: cannot be written: {parent} is no folder that can be written to")
     if not options.output:
         return
     output = Path(options.output)
@@ -87,8 +82,12 @@ def check_files(options: Options) -> None:
     if output.exists() and output.samefile(options.folder):
         raise ArgumentError(f"--output: {output} is the trace that is replayed; expected another folder")
     existing = next(one for one in (output, *output.absolute().parents) if one.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+    if not _can_be_written_in(existing):
         raise ArgumentError(f"--output: {output} cannot be written: {existing} cannot be written to")
+
+
+def _can_be_written_in(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def check_here(options: Options, plan: Plan) -> None:
