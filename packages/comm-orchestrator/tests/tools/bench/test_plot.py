@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,6 +60,17 @@ def test_lines_are_told_apart_by_what_differs(result: Make, tmp_path: Path) -> N
 def test_png_and_a_single_size(result: Make, tmp_path: Path) -> None:
     plot([result(busbw_gb_per_s=0.0)], str(tmp_path / "a.PNG"))
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_fails_leaves_the_old_one(result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.svg").write_text("old")
+    monkeypatch.setattr("matplotlib.backends.backend_svg.RendererSVG.finalize", fail)
+    with pytest.raises(OSError, match="No space left"):
+        plot([result()], str(tmp_path / "a.svg"))
+    assert (tmp_path / "a.svg").read_text() == "old"
 
 
 def test_nothing_to_draw(result: Make, tmp_path: Path) -> None:

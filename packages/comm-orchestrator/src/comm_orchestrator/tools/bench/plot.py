@@ -1,4 +1,4 @@
-"""Latency and bus bandwidth against message size, as a picture. Needs matplotlib, and nothing of this project."""
+"""Latency and bus bandwidth against message size, as a picture."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from comm_orchestrator.tools.pictures import SERIES, draw
+
 __all__ = ["SUFFIXES", "Point", "is_available", "plot"]
 
 SUFFIXES = (".png", ".svg")
-# Okabe and Ito's colours, which colour-blind people can tell apart; black is for text.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 _MARKERS = "os^DvP*X"
 _STYLES = {"in_place": "-", "out_of_place": "--"}
 
@@ -59,25 +59,23 @@ def plot(results: Sequence[Point], path: str, title: str = "") -> None:
     Results without a size, such as those of ``barrier``, are left out.
 
     Raises:
-        OSError: it cannot be written.
+        ArgumentError: nothing can be written there.
+        OSError: it cannot be written to its end.
         ValueError: nothing is left.
     """
     sized = [one for one in results if one.size_bytes > 0 and one.time_us > 0]
     operations = list(dict.fromkeys(one.operation for one in sized))
     if not operations:
         raise ValueError("got no result with a size; expected at least one")
-    matplotlib: Any = importlib.import_module("matplotlib")
-    figures: Any = importlib.import_module("matplotlib.figure")
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "comm-bench", "font.size": 9, "path.simplify": False}
-    with matplotlib.rc_context(settings):
-        figure = figures.Figure(figsize=(10, 0.6 + 3.4 * len(operations)), layout="constrained")
+
+    def fill(figure: Any) -> None:
         panels = figure.subplots(len(operations), 2, squeeze=False)
         for (latency, speed), operation in zip(panels, operations, strict=True):
             _panels(latency, speed, operation, [one for one in sized if one.operation == operation])
         if title:
             figure.suptitle(title, fontsize=10)
-        svg = Path(path).suffix.lower() == ".svg"
-        figure.savefig(path, dpi=150, metadata={"Date": None} if svg else None)
+
+    draw(Path(path), (10, 0.6 + 3.4 * len(operations)), fill)
 
 
 def _panels(latency: Any, speed: Any, operation: str, results: Sequence[Point]) -> None:
@@ -91,7 +89,7 @@ def _panels(latency: Any, speed: Any, operation: str, results: Sequence[Point]) 
         points = sorted(points, key=lambda one: one.size_bytes)
         number = looks.index((*key[:2], *key[3:]))
         style = {
-            "color": _COLOURS[number % len(_COLOURS)],
+            "color": SERIES[number % len(SERIES)],
             "marker": _MARKERS[number % len(_MARKERS)],
             "linestyle": _STYLES.get(key[2], "-"),
             "label": _label([key[part] for part in told]),

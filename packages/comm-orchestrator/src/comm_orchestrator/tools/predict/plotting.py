@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_orchestrator.tools.pictures import SERIES, draw, library
+from comm_utils.errors import ArgumentError
 from comm_utils.sizes import format_size
 
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["check_plot", "plot_residuals"]
 
 _SUFFIXES = (".svg", ".png", ".pdf")
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 _MARKERS = "os^vDP*X"
 # Sizes that are named below the picture of the residuals.
 _MOST_TICKS = 6
@@ -30,57 +30,45 @@ def check_plot(path: Path, option: str = "--plot") -> None:
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ArgumentError(f"{option}: got {str(path)!r}; expected a name that ends in {', '.join(_SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise BackendUnavailableError(
-            f"{option}: needs matplotlib; install it with: pip install 'comm-orchestrator[plot]'"
-        ) from error
+    library(option)
 
 
 def plot_residuals(model: Model, path: Path) -> None:
     """Draw ``model`` into ``path``; the same model gives the same file."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    draw(path, (10, 4.6), partial(_fill, model))
+
+
+def _fill(model: Model, figure: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    with mpl.rc_context({"svg.hashsalt": "commctl fit", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(10, 4.6), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        for number, fit in enumerate(model.fits):
-            _points(
-                left, right, fit, _COLOURS[number % len(_COLOURS)], _MARKERS[number // len(_COLOURS) % len(_MARKERS)]
-            )
-        times = [
-            value for fit in model.fits for one in fit.points for value in (one.measured_us, one.fitted_us) if value
-        ]
-        span = (min(times), max(times))
-        left.plot(span, span, color="0.4", linewidth=1, zorder=1)
-        left.set(xscale="log", yscale="log", xlabel="fitted by the model, µs", ylabel="measured, µs")
-        left.set_title("Measured against fitted")
-        # With labels between them, those of a range of a decade or two overlap.
-        for axis in (left.xaxis, left.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if span[1] < 30 * span[0] else (1,)))
-            axis.set_major_formatter(
-                FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 10**6 else f"{value:.3g}")
-            )
-            axis.set_minor_formatter(NullFormatter())
-        right.axhline(0, color="0.4", linewidth=1, zorder=1)
-        right.set_xscale("symlog", base=2, linthresh=1)
-        greatest = max(fit.sizes_bytes[1] for fit in model.fits)
-        least = min((one.size_bytes for fit in model.fits for one in fit.points if one.size_bytes), default=1)
-        ticks = _size_ticks(least, greatest)
-        right.set_xticks(ticks, [format_size(at) for at in ticks], minor=False)
-        if least < greatest:
-            right.set_xlim(-0.5 if any(not fit.sizes_bytes[0] for fit in model.fits) else least / 2, 2 * greatest)
-        right.set(xlabel="size", ylabel="(fitted - measured) / measured, %")
-        right.set_title("Relative residuals")
-        for axes in (left, right):
-            axes.grid(True, color="0.9", linewidth=0.6)
-            axes.set_axisbelow(True)
-        figure.suptitle("A model: latency and bandwidth fitted to measurements", fontsize=10)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-        figure.savefig(path, metadata=_metadata(path))
+    left, right = figure.subplots(1, 2)
+    for number, fit in enumerate(model.fits):
+        _points(left, right, fit, SERIES[number % len(SERIES)], _MARKERS[number // len(SERIES) % len(_MARKERS)])
+    times = [value for fit in model.fits for one in fit.points for value in (one.measured_us, one.fitted_us) if value]
+    span = (min(times), max(times))
+    left.plot(span, span, color="0.4", linewidth=1, zorder=1)
+    left.set(xscale="log", yscale="log", xlabel="fitted by the model, µs", ylabel="measured, µs")
+    left.set_title("Measured against fitted")
+    # With labels between them, those of a range of a decade or two overlap.
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if span[1] < 30 * span[0] else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 10**6 else f"{value:.3g}"))
+        axis.set_minor_formatter(NullFormatter())
+    right.axhline(0, color="0.4", linewidth=1, zorder=1)
+    right.set_xscale("symlog", base=2, linthresh=1)
+    greatest = max(fit.sizes_bytes[1] for fit in model.fits)
+    least = min((one.size_bytes for fit in model.fits for one in fit.points if one.size_bytes), default=1)
+    ticks = _size_ticks(least, greatest)
+    right.set_xticks(ticks, [format_size(at) for at in ticks], minor=False)
+    if least < greatest:
+        right.set_xlim(-0.5 if any(not fit.sizes_bytes[0] for fit in model.fits) else least / 2, 2 * greatest)
+    right.set(xlabel="size", ylabel="(fitted - measured) / measured, %")
+    right.set_title("Relative residuals")
+    for axes in (left, right):
+        axes.grid(True, color="0.9", linewidth=0.6)
+        axes.set_axisbelow(True)
+    figure.suptitle("A model: latency and bandwidth fitted to measurements", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
 
 
 def _size_ticks(least: int, greatest: int) -> list[int]:
@@ -96,9 +84,3 @@ def _points(left: Any, right: Any, fit: Fit, colour: str, marker: str) -> None:
     left.scatter([one.fitted_us for one in shown], [one.measured_us for one in shown], label=str(fit.key), **style)
     residuals = [100 * (one.fitted_us - one.measured_us) / one.measured_us for one in fit.points]
     right.scatter([one.size_bytes for one in fit.points], residuals, **style)
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    # When and with what a picture was made says nothing about the model.
-    names = {".svg": ("Date", "Creator"), ".pdf": ("CreationDate", "Creator", "Producer"), ".png": ("Software",)}
-    return dict.fromkeys(names[path.suffix.lower()])

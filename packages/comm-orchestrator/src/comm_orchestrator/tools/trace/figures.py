@@ -1,31 +1,26 @@
-"""Draw figures: colours that are the same in all of them, and the one module that imports matplotlib."""
+"""The colours and the formats of a trace's figures."""
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from comm_orchestrator.tools import pictures
 from comm_utils import operations
-from comm_utils.atomic_write import replacing_binary
-from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_utils.errors import ArgumentError
 from comm_utils.operations import patterns
 
-__all__ = ["FAMILIES", "FORMATS", "OTHER", "WAIT", "check_format", "draw", "family", "library", "pale"]
+__all__ = ["FAMILIES", "FORMATS", "OTHER", "WAIT", "check_format", "family", "pale"]
 
-# Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/).
 #: family of operations -> colour
 FAMILIES = {
-    patterns.ALL_REDUCE.family: "#0072B2",
-    patterns.ALL_GATHER.family: "#009E73",
-    patterns.REDUCE_SCATTER.family: "#E69F00",
-    patterns.ALL_TO_ALL.family: "#D55E00",
-    patterns.BROADCAST.family: "#CC79A7",
-    patterns.REDUCE.family: "#F0E442",
-    patterns.SEND.family: "#56B4E9",
-    patterns.BARRIER.family: "#000000",
+    patterns.ALL_REDUCE.family: pictures.BLUE,
+    patterns.ALL_GATHER.family: pictures.GREEN,
+    patterns.REDUCE_SCATTER.family: pictures.ORANGE,
+    patterns.ALL_TO_ALL.family: pictures.VERMILION,
+    patterns.BROADCAST.family: pictures.PURPLE,
+    patterns.REDUCE.family: pictures.YELLOW,
+    patterns.SEND.family: pictures.SKY_BLUE,
+    patterns.BARRIER.family: pictures.BLACK,
 }
 #: a family that is not among them
 OTHER = "#7A5195"
@@ -45,9 +40,6 @@ def pale(color: str) -> str:
 
 
 FORMATS = (".svg", ".png")
-# The same trace gives the same file, byte for byte.
-_SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "comm", "font.size": 9, "font.family": "sans-serif"}
-_DOTS_PER_INCH = 150
 
 
 def check_format(path: Path) -> None:
@@ -58,37 +50,3 @@ def check_format(path: Path) -> None:
     """
     if path.suffix.lower() not in FORMATS:
         raise ArgumentError(f"{path}: got a name ending with {path.suffix!r}; expected {' or '.join(FORMATS)}")
-
-
-def library() -> Any:
-    """Matplotlib.
-
-    Raises:
-        BackendUnavailableError: it is not installed.
-    """
-    try:
-        return importlib.import_module("matplotlib")
-    except ImportError:
-        raise BackendUnavailableError(
-            "trace plot: needs matplotlib; install it with: pip install 'comm-orchestrator[plot]'"
-        ) from None
-
-
-def draw(path: Path, size_inches: tuple[float, float], fill: Callable[[Any], None]) -> None:
-    """Write the figure that ``fill`` has drawn to ``path``.
-
-    Raises:
-        BackendUnavailableError: matplotlib is not installed.
-        ArgumentError: nothing can be written there.
-    """
-    matplotlib, figures = library(), importlib.import_module("matplotlib.figure")
-    kind = path.suffix.lower()[1:]
-    with matplotlib.rc_context(_SETTINGS), replacing_binary(path) as file:
-        figure = figures.Figure(figsize=size_inches, layout="constrained")
-        fill(figure)
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        # Of a name, matplotlib would make a file that it can also read, which a pipe is not.
-        with warnings.catch_warnings():
-            # A name may have characters that the font lacks.
-            warnings.filterwarnings("ignore", "Glyph .* missing from")
-            figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from comm_orchestrator.tools.output import printable
+from comm_orchestrator.tools.pictures import draw, library
 from comm_orchestrator.tools.trace.charts import draw_timeline, draw_traffic, height_inches, side_inches
-from comm_orchestrator.tools.trace.figures import check_format, draw, library
+from comm_orchestrator.tools.trace.figures import check_format
 from comm_orchestrator.tools.trace.files import waiting_of
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.lanes import Lane, lanes
@@ -68,7 +69,7 @@ def check(path: Path, wanted: Wanted) -> None:
         BackendUnavailableError: matplotlib is not installed.
     """
     check_format(path)
-    library()
+    library("trace plot")
     if wanted.kind not in KINDS:
         raise ArgumentError(f"--kind: got {wanted.kind!r}; expected one of {', '.join(KINDS)}")
     for name, value in (("--from", wanted.from_s), ("--to", wanted.to_s)):
