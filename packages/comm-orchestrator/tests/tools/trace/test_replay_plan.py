@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_orchestrator.tools.trace import comparison
+from comm_config import CommConfig, load_config
+from comm_orchestrator.tools import devices
+from comm_orchestrator.tools.devices import devices_of
+from comm_orchestrator.tools.trace import comparison, replay_calls, replay_rank
 from comm_orchestrator.tools.trace.comparison import Tally, compare, tally, together_with
 from comm_orchestrator.tools.trace.matching import matched
+from comm_orchestrator.tools.trace.replay_calls import Calls
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, peak_bytes
 from comm_orchestrator.tools.trace.replay_plan import WORLD, plan, type_of, without_tags
 from comm_orchestrator.tools.trace.replay_player import steps
@@ -298,6 +305,56 @@ def test_files_that_cannot_be_written_are_refused_and_none_is_made(tmp_path: Pat
         with pytest.raises(ArgumentError, match=r"--output|--json"):
             check_files(options)
     check_files(Options(str(trace), output=str(tmp_path / "a" / "b"), json=str(tmp_path / "new.json")))
+    before = file.stat()
     check_files(Options(str(trace), json=str(file)))
+    assert file.stat() == before, "it is written when there is something to write"
     assert file.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "trace"]
+
+
+def test_calls_are_made_on_the_device_where_they_were_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``meta`` stands for the accelerator, which need not be here."""
+
+    def made(_rank: int, _what: Operation, tensors: list[torch.Tensor], *_: object) -> Callable[[], object]:
+        return lambda: tensors[0].device.type
+
+    monkeypatch.setattr(devices, "_ACCELERATORS", {"nccl": "meta"})
+    monkeypatch.setattr(torch, "meta", SimpleNamespace(current_device=lambda: 0), raising=False)
+    monkeypatch.setattr(replay_calls, "_call", made)
+    expected = {"gloo": ["cpu", "cpu"], "nccl": ["meta", "meta"]}
+    expected |= {"cpu:gloo,cuda:nccl": ["cpu", "meta"], "cuda:nccl,cpu:gloo": ["cpu", "meta"]}
+    for backend, kinds_of_devices in expected.items():
+        calls = Calls(0, {}, devices_of(backend))
+        both = [replace(call("all_reduce", group=WORLD).operation, on_device=one) for one in (False, True)]
+        calls.prepare(both)
+        assert [calls._synchronous[one]() for one in both] == kinds_of_devices
+        issued = [calls.issue(replace(one, asynchronous=True)) for one in both]
+        assert [device for device, _ in issued] == kinds_of_devices
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("COMM_COMPRESS_COMMUNICATION", "true"),
+        ("COMM_COMMUNICATION_DATA_TYPE", "bf16"),
+        ("COMM_REDUCTIONS__DETERMINISTIC", "1"),
+        ("COMM_HIERARCHICAL__MIN_SIZE_BYTES", "0"),
+        ("COMM_CHECKS", '{"mismatch": "strict"}'),
+        ("COMM_COMMS_LOGGER__ENABLED", "1"),
+    ],
+)
+def test_how_calls_are_made_does_not_depend_on_the_environment(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    def init_distributed(*_: object, config: Any, **__: object) -> None:
+        in_effect.append(load_config(config))
+
+    in_effect: list[CommConfig] = []
+    monkeypatch.setattr(replay_rank.facade, "init_distributed", init_distributed)
+    replay_rank.set_up(Options("trace"), 60.0)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMM_NETWORK__NCCL__DEBUG", "INFO")
+    replay_rank.set_up(Options("trace"), 60.0)
+    usual, with_variables = in_effect
+    assert with_variables.network.nccl.debug == "INFO"
+    assert with_variables.model_copy(update={"network": usual.network}) == usual

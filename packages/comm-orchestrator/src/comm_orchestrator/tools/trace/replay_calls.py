@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,20 +22,19 @@ __all__ = ["Calls", "Memory"]
 class Memory:
     """Buffers of bytes, used again and again: no larger than twice what was in use at once."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.device, int], list[torch.Tensor]] = defaultdict(list)
 
-    def take(self, size_bytes: int) -> torch.Tensor:
+    def take(self, size_bytes: int, device: torch.device) -> torch.Tensor:
         """Return a buffer of at least so many bytes."""
         capacity = 1 << max(size_bytes - 1, 63).bit_length()
-        free = self._free[capacity]
-        return free.pop() if free else torch.zeros(capacity, dtype=torch.uint8, device=self._device)
+        free = self._free[device, capacity]
+        return free.pop() if free else torch.zeros(capacity, dtype=torch.uint8, device=device)
 
     def give_back(self, buffers: Sequence[torch.Tensor]) -> None:
         """Nobody uses these any more."""
         for buffer in buffers:
-            self._free[buffer.numel()].append(buffer)
+            self._free[buffer.device, buffer.numel()].append(buffer)
 
 
 class Calls:
@@ -43,12 +42,14 @@ class Calls:
 
     Args:
         groups: name in the plan -> the group.
+        devices: of the tensors, by whether they were recorded on an accelerator.
     """
 
-    def __init__(self, rank: int, groups: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, rank: int, groups: dict[str, Any], devices: Mapping[bool, torch.device]) -> None:
         self._rank = rank
         self._groups = {WORLD: None, **groups}
-        self._memory = Memory(device)
+        self._devices = devices
+        self._memory = Memory()
         self._known: dict[Operation, Callable[..., Any]] = {}
         self._sizes: dict[Operation, tuple[int, ...]] = {}
         self._labels: dict[str, Label] = {}
@@ -56,11 +57,12 @@ class Calls:
 
     def prepare(self, calls: Sequence[Operation]) -> None:
         """Reserve what synchronous calls need: they do not overlap, so all of them share the largest buffers."""
-        needed = [self._bytes(operation) for operation in calls if not operation.asynchronous]
-        most = [max((sizes[place] for sizes in needed if len(sizes) > place), default=0) for place in range(2)]
-        shared = [self._memory.take(size) for size in most]
-        for operation in calls:
-            if not operation.asynchronous:
+        for device in {*self._devices.values()}:
+            alike = [one for one in calls if not one.asynchronous and self._devices[one.on_device] == device]
+            needed = [self._bytes(operation) for operation in alike]
+            most = [max((sizes[place] for sizes in needed if len(sizes) > place), default=0) for place in range(2)]
+            shared = [self._memory.take(size, device) for size in most]
+            for operation in alike:
                 self._synchronous[operation] = self._bound(operation, shared, False)
 
     def run(self, operation: Operation) -> None:
@@ -69,7 +71,8 @@ class Calls:
 
     def issue(self, operation: Operation) -> tuple[Any, list[torch.Tensor]]:
         """Return an asynchronous call: its handle, and what has to be given back when it is complete."""
-        buffers = [self._memory.take(size) for size in self._bytes(operation)]
+        device = self._devices[operation.on_device]
+        buffers = [self._memory.take(size, device) for size in self._bytes(operation)]
         return self._bound(operation, buffers, True)(), buffers
 
     def give_back(self, buffers: Sequence[torch.Tensor]) -> None:

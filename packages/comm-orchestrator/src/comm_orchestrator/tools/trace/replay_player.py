@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from comm_orchestrator import facade
+from comm_orchestrator.tools.devices import devices_of
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_orchestrator.tools.trace.replay_calls import Calls
 from comm_orchestrator.tools.trace.replay_plan import WORLD
@@ -78,7 +79,7 @@ class Player:
         self._timeout_s = timeout_s
         self._rank = trace.rank
         self._busy: tuple[int, str] | None = None  # since when, in what
-        self._calls = Calls(trace.rank, _groups(trace), _device())
+        self._calls = Calls(trace.rank, _groups(trace), devices_of(facade.get_backend()))
         self._calls.prepare(sorted({event.operation for event in trace.events}, key=repr))
 
     def play(self) -> None:
@@ -161,12 +162,6 @@ def _groups(trace: RankTrace) -> dict[str, Any]:
         for name, ranks in sorted(wanted)
         if name != WORLD
     }
-
-
-def _device() -> torch.device:
-    from comm_orchestrator.tools.devices import device_of
-
-    return device_of(facade.get_backend().rpartition(":")[2])
 
 
 def _idle(duration_ns: int) -> None:
