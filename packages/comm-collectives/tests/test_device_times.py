@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import comm_collectives.recorded.device_times as device_times
+from comm_collectives.recorded.backend import Recording
 from comm_collectives.recorded.device_times import DeviceTimes
+from comm_utils.observability.comms_logger import CommsLogger
+from comm_utils.observability.traces.events import RankTrace
+from comm_utils.observability.traces.file import TraceWriter, load_rank
 
 META = torch.device("meta")
 
@@ -132,6 +139,98 @@ def test_a_device_that_fails_says_so_elsewhere(clockwork: Clockwork) -> None:
     clockwork.reached, clockwork.failed = 3, True
     times.collect()
     assert found == []
+
+
+class Started:
+    """An asynchronous operation of a library on a device."""
+
+    def __init__(self) -> None:
+        self.future = Future()
+
+    def library_future(self) -> Future:
+        return self.future
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+
+class Traced:
+    """A job of one rank on a device, whose calls are written into a trace."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = CommsLogger()
+        self.works: list[Started] = []
+        paths = SimpleNamespace(memo=lambda _: {}, clear=lambda: None)
+        inner: Any = SimpleNamespace(
+            fast_paths=paths,
+            get_process_group_ranks=lambda _: [0],
+            get_world_group=lambda: None,
+            all_reduce=self.all_reduce,
+        )
+        self.backend = Recording(self.log)(inner)
+        writer = TraceWriter(folder, 0)
+        writer.begin(RankTrace(0, 1, counted_together=True))
+        self.log.start_writing(writer)
+
+    def all_reduce(self, tensor: torch.Tensor, op: object, group: object, async_op: bool) -> Started | None:
+        if not async_op:
+            return None
+        self.works.append(Started())
+        return self.works[-1]
+
+    def end(self) -> RankTrace:
+        writer = self.log.stop_writing()
+        assert writer is not None
+        writer.close()
+        return load_rank(writer.path)
+
+
+@pytest.fixture
+def traced(clockwork: Clockwork, tmp_path: Path) -> Traced:
+    return Traced(tmp_path)
+
+
+@pytest.mark.parametrize("behind_ms", [0.0, 50.0])
+def test_a_trace_of_asynchronous_calls_is_read_with_its_waits(
+    clockwork: Clockwork, traced: Traced, behind_ms: float
+) -> None:
+    """The device may be behind the host, which has long returned from the call."""
+    tensor = torch.empty(1024, device="meta")
+    traced.backend.all_reduce(tensor)  # compares the clocks
+    clockwork.now_ms += behind_ms
+    works = [traced.backend.all_reduce(tensor, async_op=True) for _ in range(2)]
+    traced.works[0].future.end()
+    for work in works:
+        assert work is not None
+        clockwork.now_ms += 3
+        work.wait()
+        work.wait()
+    traced.works[1].future.end()  # a library may call back as late as that
+    clockwork.reached = len(clockwork.recorded)
+    trace = traced.end()
+    assert (trace.complete, trace.dropped, len(trace.events)) == (True, 0, 3)
+    assert [len(event.waits) for event in trace.events] == [0, 1, 1]
+    for event in trace.events:
+        assert event.begin_ns <= event.returned_ns <= event.end_ns
+        assert event.operation.on_device
+        for wait in event.waits:
+            assert event.begin_ns + 3_000_000 <= wait.begin_ns < wait.end_ns
+            assert wait.end_ns - wait.begin_ns == pytest.approx(1_500_000, abs=1000)
+
+
+def test_operations_of_one_moment_keep_their_waits_apart(clockwork: Clockwork, traced: Traced) -> None:
+    tensor = torch.empty(1024, device="meta")
+    works = []
+    for number in range(20):
+        works.append(traced.backend.all_reduce(tensor, async_op=True))
+        clockwork.recorded[-1].at_ms = 10.0
+        traced.works[number].future.end()
+    for work in works[::2]:
+        assert work is not None
+        work.wait()
+    clockwork.reached = len(clockwork.recorded)
+    trace = traced.end()
+    assert [len(event.waits) for event in sorted(trace.events, key=lambda one: one.sequence)] == [1, 0] * 10
 
 
 @pytest.mark.gpu

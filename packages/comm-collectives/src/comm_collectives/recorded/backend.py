@@ -79,7 +79,7 @@ class RecordingBackend(TimedCalls):
         if series is None:
             return outcome
         if async_op and outcome is not None:
-            return ObservedWork(outcome, self._log, like, sequence, begin, end, instead=instead)
+            return ObservedWork(outcome, self._log, like, (sequence, begin, end), instead)
         if own is None:
             series.add(sequence, begin, end)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
@@ -13,10 +12,10 @@ from torch.distributed import ProcessGroup
 from comm_collectives import labels
 from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT, CallSeries
+from comm_collectives.recorded.device_work import DeviceCall, DeviceWork
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
 from comm_utils.backend import Work
-from comm_utils.observability.comms_logger import CommsLogger
 
 __all__ = ["TimedCalls"]
 
@@ -78,7 +77,7 @@ class TimedCalls(CallSeries):
             own = {**(own or {}), **splits}
             like = like._replace(own=own)
         if async_op and outcome is not None:
-            watched: Any = ObservedWork(outcome, log, like, sequence, begin, end)
+            watched: Any = ObservedWork(outcome, log, like, (sequence, begin, end))
             outcome = watched  # a T; a cast() would be one more call
             return outcome
         if own is None:
@@ -114,26 +113,25 @@ class TimedCalls(CallSeries):
         sequence = next(like.counter)
         if start is None:
             return outcome
-        own = like.own if splits is None else {**(like.own or {}), **splits}
+        if splits is not None:
+            like = like._replace(own={**(like.own or {}), **splits})
         devices.collect()
         if async_op and outcome is not None:
-            watched: Any = self._watched_on_device(
-                outcome, device, start, like._replace(own=own), sequence, begin, returned
-            )
+            watched: Any = self._watched_on_device(outcome, device, start, like, (sequence, begin, returned))
             return cast(T, watched)
-        devices.end(device, start, partial(_on_device, log, like, own, sequence, None))
+        devices.end(device, start, DeviceCall(log, like, sequence).ended)
         return outcome
 
     def _watched_on_device(
-        self, work: Any, device: torch.device, start: Any, like: Like, sequence: int, begin: int, returned: int
+        self, work: Any, device: torch.device, start: Any, like: Like, event: tuple[int, int, int]
     ) -> ObservedWork:
         try:
             future = work.library_future()
         except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
-            return ObservedWork(work, self._log, like, sequence, begin, returned)
-        done = partial(_on_device, self._log, like, like.own, sequence, returned)
-        self._devices.end_with(device, start, future, done)
-        return ObservedWork(work, self._log, like, sequence, begin, returned, timed=True)
+            return ObservedWork(work, self._log, like, event)
+        call = DeviceCall(self._log, like, event[0])
+        self._devices.end_with(device, start, future, call.ended)
+        return DeviceWork(work, self._log, like, call, device, self._devices)
 
     def _marked(self, like: Like, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[int, T, int]:
         """Make the call, within a range where that is asked for; when it began and ended, and what it returned."""
@@ -150,25 +148,9 @@ class TimedCalls(CallSeries):
     def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
         root = p2p.peer, getattr(p2p, "group_peer", None)
         like = self._like(p2p.op.__name__, p2p.group, p2p.tensor, None, root, p2p.tag, True)
-        sequence = next(like.counter)
+        event = next(like.counter), begin, returned
         if like.series is None:
             return work
         if start is not None:
-            device = p2p.tensor.device
-            return cast(Work, self._watched_on_device(work, device, start, like, sequence, begin, returned))
-        return cast(Work, ObservedWork(work, self._log, like, sequence, begin, returned))
-
-
-def _on_device(
-    log: CommsLogger,
-    like: Like,
-    own: dict[str, Any] | None,
-    sequence: int,
-    returned: int | None,
-    begin: int,
-    end: int,
-) -> None:
-    if like.series is not None:
-        like.series.add_event(sequence, begin, end, returned, own)
-    if log.verbose:
-        log.line(like.operation, end - begin)
+            return cast(Work, self._watched_on_device(work, p2p.tensor.device, start, like, event))
+        return cast(Work, ObservedWork(work, self._log, like, event))

@@ -47,30 +47,39 @@ class ObservedWork(Handle):
     gone; otherwise the library calls back as the operation ends, or else it is when somebody has waited.
 
     Args:
-        timed: somebody else records; only who waits is recorded here.
+        event: sequence, begin_ns, returned_ns; None where somebody else records the operation.
         instead: says at the end whether the record is another one than ``like``, and which.
     """
 
-    __slots__ = ("__weakref__", "_begin_ns", "_ended_ns", "_event", "_instead", "_like", "_log", "_waited", "_work")
+    __slots__ = (
+        "__weakref__",
+        "_begin_ns",
+        "_ended_ns",
+        "_event",
+        "_instead",
+        "_like",
+        "_log",
+        "_waited",
+        "_work",
+    )
 
     def __init__(
         self,
         work: Any,
         log: CommsLogger,
         like: Like,
-        sequence: int,
-        begin_ns: int,
-        returned_ns: int,
-        timed: bool = False,
+        event: tuple[int, int, int] | None,
         instead: tuple[Callable[[], bool], Like] | None = None,
     ) -> None:
         self._work, self._instead = work, instead
         self._log, self._like = log, like
-        self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
-        self._begin_ns = begin_ns
+        self._event = event
         self._waited = False
         self._ended_ns: Callable[[], int | None] | None = getattr(work, "ended_ns", None)
-        if self._ended_ns is None and not timed:
+        if event is None:
+            return
+        self._begin_ns = event[1]
+        if self._ended_ns is None:
             _thread.has_state = True  # it calls back at once, in this thread, what is complete already
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
                 work.library_future().add_done_callback(self._called_back)

@@ -95,7 +95,8 @@ class Event:
         begin_ns: when it was called, on the rank's own clock until
             :func:`comm_utils.observability.traces.alignment.aligned`.
         end_ns: when it was complete.
-        returned_ns: when an asynchronous call returned; equal to ``end_ns`` for others.
+        returned_ns: when an asynchronous call returned; equal to ``end_ns`` for others. On a device, whose streams the
+            call does not hold up, equal to ``begin_ns``.
         waits: for it, in order.
     """
 
