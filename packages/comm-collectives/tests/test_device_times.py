@@ -14,6 +14,7 @@ import torch
 import comm_collectives.recorded.device_times as device_times
 from comm_collectives.recorded.backend import Recording
 from comm_collectives.recorded.device_times import DeviceTimes
+from comm_utils.observability import comms_logger
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import RankTrace
 from comm_utils.observability.traces.file import TraceWriter, load_rank
@@ -186,7 +187,8 @@ class Traced:
 
 
 @pytest.fixture
-def traced(clockwork: Clockwork, tmp_path: Path) -> Traced:
+def traced(clockwork: Clockwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traced:
+    monkeypatch.setattr(comms_logger, "_PATIENCE_S", 0.1)
     return Traced(tmp_path)
 
 
@@ -231,6 +233,31 @@ def test_operations_of_one_moment_keep_their_waits_apart(clockwork: Clockwork, t
     clockwork.reached = len(clockwork.recorded)
     trace = traced.end()
     assert [len(event.waits) for event in sorted(trace.events, key=lambda one: one.sequence)] == [1, 0] * 10
+
+
+def test_operations_under_way_at_the_end_of_a_trace_are_dropped(clockwork: Clockwork, traced: Traced) -> None:
+    tensor = torch.empty(1024, device="meta")
+    traced.backend.all_reduce(tensor)
+    clockwork.reached = len(clockwork.recorded)
+    traced.backend.all_reduce(tensor)  # which the device does not complete
+    traced.backend.all_reduce(tensor, async_op=True)  # whose future does not end
+    on_host = traced.backend.all_reduce(torch.empty(1024), async_op=True)  # which nobody waits for
+    trace = traced.end()
+    assert (len(trace.events), trace.dropped, trace.complete) == (1, 3, True)
+    assert on_host is not None
+    on_host.wait()  # after the end, which changes nothing
+
+
+def test_a_trace_waits_for_the_device(clockwork: Clockwork, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comms_logger, "_PATIENCE_S", 30.0)
+
+    def pause(_: float) -> None:
+        clockwork.reached = len(clockwork.recorded)
+
+    monkeypatch.setattr(comms_logger, "sleep", pause)
+    traced.backend.all_reduce(torch.empty(1024, device="meta"))
+    trace = traced.end()
+    assert (len(trace.events), trace.dropped) == (1, 0)
 
 
 @pytest.mark.gpu

@@ -76,10 +76,10 @@ class DeviceTimes:
 
         future.add_done_callback(done)
 
-    def collect(self) -> None:
-        """Record what has ended; waits for nothing."""
+    def collect(self) -> bool:
+        """Record what has ended; wait for nothing. Return whether operations are still under way."""
         if not self._pending or not self._lock.acquire(blocking=False):
-            return
+            return bool(self._pending)
         try:
             while self._pending and self._pending[0].end.query():
                 device, start, end, record = self._pending.popleft()
@@ -89,6 +89,7 @@ class DeviceTimes:
                     record(begin_ns, begin_ns + round(start.elapsed_time(end) * 1e6))
         finally:
             self._lock.release()
+        return bool(self._pending)
 
     def _compare_clocks(self, device: torch.device, module: Any) -> None:
         anchor = self._anchors.get(device)

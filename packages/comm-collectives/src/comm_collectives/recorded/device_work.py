@@ -25,6 +25,7 @@ class DeviceCall:
 
     def __init__(self, log: CommsLogger, like: Like, sequence: int) -> None:
         self._log, self._like, self._sequence = log, like, sequence
+        self._trace = log.opened()
         self._begin_ns: int | None = None
         self._waits: list[tuple[int, int]] = []  # those that are known before the call's own times
 
@@ -36,6 +37,7 @@ class DeviceCall:
         returned_ns = begin_ns if like.operation.asynchronous else None
         assert like.series is not None
         like.series.add_event(self._sequence, begin_ns, end_ns, returned_ns, like.own)
+        log.closed(self._trace)
         for wait in self._waits:
             self.waited(*wait)
         if log.verbose:

@@ -59,6 +59,7 @@ class ObservedWork(Handle):
         "_instead",
         "_like",
         "_log",
+        "_trace",
         "_waited",
         "_work",
     )
@@ -79,6 +80,7 @@ class ObservedWork(Handle):
         if event is None:
             return
         self._begin_ns = event[1]
+        self._trace = log.opened()
         if self._ended_ns is None:
             _thread.has_state = True  # it calls back at once, in this thread, what is complete already
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
@@ -91,7 +93,9 @@ class ObservedWork(Handle):
         try:
             future.value()
         except Exception:  # a time that ended with a failure says nothing about the operation
-            self._event = None
+            if self._event is not None:
+                self._event = None
+                self._log.closed(self._trace)
         self._record(end_ns)
 
     def _record(self, end_ns: int | None) -> None:
@@ -109,6 +113,7 @@ class ObservedWork(Handle):
             like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
         else:
             like.series.add(sequence, begin_ns, end_ns)
+        log.closed(self._trace)
         if log.verbose:
             log.line(like.operation, end_ns - begin_ns)
 

@@ -6,6 +6,7 @@ import difflib
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from time import monotonic, sleep
 
 from comm_utils import operations
 from comm_utils.errors import ArgumentError
@@ -21,6 +22,8 @@ __all__ = ["EVENTS_KEPT", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
 
 #: How many of the last operations a log can tell one by one.
 EVENTS_KEPT = 16384
+# A device that takes longer may never come to an end.
+_PATIENCE_S = 5.0
 
 
 class CommsLogger:
@@ -93,8 +96,8 @@ class CommsLogger:
         """
         return self._records.series(operation, self._define)
 
-    def when_reading(self, before: Callable[[], None]) -> None:
-        """Have ``before`` called before anything is read, to record what has ended meanwhile."""
+    def when_reading(self, before: Callable[[], bool]) -> None:
+        """Have ``before`` called before anything is read: it records what has ended, and returns whether more will."""
         self._records.before_reading = before
 
     def window(self, name: str = "") -> Window:
@@ -135,9 +138,30 @@ class CommsLogger:
             for series in self._records:
                 self._define(series)
 
+    def opened(self) -> TraceWriter | None:
+        """Note that an operation is under way; its record takes what this returns to :meth:`closed`."""
+        if not self.writes:
+            return None
+        with self.recorder.lock:
+            if self._writer is not None:
+                self._writer.under_way += 1
+            return self._writer
+
+    def closed(self, trace: TraceWriter | None) -> None:
+        """Note that an operation that was under way is recorded, or has failed."""
+        if trace is not None:
+            with self.recorder.lock:
+                trace.under_way -= 1
+
     def stop_writing(self) -> TraceWriter | None:
-        """Write no more; returns the writer, still open, or None where there is none or it has failed."""
-        self._records.settle()
+        """Write no more. Devices get a few seconds to complete what they were given.
+
+        Returns:
+            The writer, still open, or None where there is none or it has failed.
+        """
+        until = monotonic() + _PATIENCE_S
+        while self._records.settle() and self.writes and monotonic() < until:
+            sleep(0.001)
         with self.recorder.lock:
             return self._write_to(None)
 

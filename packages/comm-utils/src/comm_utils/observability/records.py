@@ -102,7 +102,8 @@ class Records:
     """The series of a log, and the windows that are open.
 
     Attributes:
-        before_reading: is called before anything is read; records what has ended on devices meanwhile.
+        before_reading: is called before anything is read; records what has ended on devices meanwhile, and returns
+            whether more is under way there.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -112,7 +113,7 @@ class Records:
         self._windows: list[Window] = []
         self._warned = False
         self._forgotten: dict[_Key, Histogram] = {}
-        self.before_reading: Callable[[], None] = _nothing
+        self.before_reading: Callable[[], bool] = _nothing
 
     def series(self, operation: Operation, made: Callable[[Series], None]) -> Series:
         """Return the series that such operations are counted in.
@@ -132,10 +133,11 @@ class Records:
                 made(found)
             return found
 
-    def settle(self) -> None:
-        """Count everything that has ended."""
-        self.before_reading()
+    def settle(self) -> bool:
+        """Count everything that has ended. Return whether operations are under way on devices."""
+        more = self.before_reading()
         self._recorder.settle()
+        return more
 
     def _coarser(self, operation: Operation) -> Operation:
         if not self._warned:
@@ -220,8 +222,8 @@ class Records:
             self._recorder.forget()
 
 
-def _nothing() -> None:
-    pass
+def _nothing() -> bool:
+    return False
 
 
 def _key(operation: Operation) -> _Key:

@@ -122,7 +122,7 @@ class RankTrace:
         job: the same on all ranks of one recording, and on no others.
         counted_together: all ranks began to count their calls at the same one.
         drift: how much its clock gains on rank 0's, in seconds a second.
-        dropped: events that it no longer has.
+        dropped: events that it does not have, such as those of operations that were under way at the end.
         complete: the recording was ended, not cut off.
     """
 

@@ -62,11 +62,16 @@ def _files_of(folder: Path | str) -> dict[int, Path]:
 
 
 class TraceWriter:
-    """Writes the file of one rank; callers see to it that one thread writes at a time."""
+    """Writes the file of one rank; callers see to it that one thread writes at a time.
+
+    Attributes:
+        under_way: operations that have begun and are not written; those that are so at the end are dropped.
+    """
 
     def __init__(self, folder: Path | str, rank: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.path = path_of(folder, rank)
+        self.under_way = 0
         # An earlier trace stays until this one begins.
         self._beginning = self.path.with_suffix(".begins")
         self._file: TextIO = self._beginning.open("w", encoding="utf-8")
@@ -91,7 +96,7 @@ class TraceWriter:
         Args:
             known: fields of :class:`RankTrace`.
         """
-        self._line({"end": True, **known})
+        self._line({"end": True, "dropped": self.under_way, **known})
         self._file.close()
 
     def abandon(self) -> None:
