@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import Series
 from comm_utils.observability.traces.events import Operation
+from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.torch_support.handle import Handle
 
 __all__ = ["Like", "ObservedWork"]
@@ -81,6 +83,8 @@ class ObservedWork(Handle):
             return
         self._begin_ns = event[1]
         self._trace = log.opened()
+        if log.recorder.released:
+            log.recorder.settle()
         if self._ended_ns is None:
             _thread.has_state = True  # it calls back at once, in this thread, what is complete already
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
@@ -99,23 +103,21 @@ class ObservedWork(Handle):
         self._record(end_ns)
 
     def _record(self, end_ns: int | None) -> None:
-        # The thread that takes the event records it: the library's or the waiting one.
+        record = self._taken(end_ns)
+        if record is not None:
+            record()
+
+    def _taken(self, end_ns: int | None) -> Callable[[], None] | None:
+        """Return what records the operation, for the thread that comes first: the library's or the waiting one."""
         event, self._event = self._event, None
         if event is None:
-            return
+            return None
         sequence, begin_ns, returned_ns = event
         end_ns = max(end_ns or perf_counter_ns(), begin_ns)
-        log, like = self._log, self._like
+        like = self._like
         if self._instead is not None and self._instead[0]():
             like = self._instead[1]
-        assert like.series is not None
-        if log.writes:
-            like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
-        else:
-            like.series.add(sequence, begin_ns, end_ns)
-        log.closed(self._trace)
-        if log.verbose:
-            log.line(like.operation, end_ns - begin_ns)
+        return partial(_record, self._log, like, self._trace, sequence, begin_ns, end_ns, returned_ns)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         begin_ns = perf_counter_ns()
@@ -160,8 +162,28 @@ class ObservedWork(Handle):
         if getattr(self, "_event", None) is not None and self._ended_ns is not None:
             with suppress(Exception):
                 end_ns = self._ended_ns()
-                if end_ns is not None:
-                    self._record(end_ns)
+                record = None if end_ns is None else self._taken(end_ns)
+                if record is not None:
+                    self._log.recorder.released.append(record)
+
+
+def _record(
+    log: CommsLogger,
+    like: Like,
+    trace: TraceWriter | None,
+    sequence: int,
+    begin_ns: int,
+    end_ns: int,
+    returned_ns: int,
+) -> None:
+    assert like.series is not None
+    if log.writes:
+        like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
+    else:
+        like.series.add(sequence, begin_ns, end_ns)
+    log.closed(trace)
+    if log.verbose:
+        log.line(like.operation, end_ns - begin_ns)
 
 
 # Each costs memory, and a line in what faulthandler prints, which stops at a hundred.

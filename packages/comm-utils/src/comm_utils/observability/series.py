@@ -128,6 +128,8 @@ class Recorder:
             other.
         due_ns: when they have to be, by ``time.perf_counter_ns``, as a trace is written.
         series: by their numbers.
+        released: record operations whose handles were released. Finalizers add to it and take no lock, as they may come
+            in the middle of anything, such as of reading the records.
         writes: whether events are written.
     """
 
@@ -140,6 +142,7 @@ class Recorder:
         "_writer",
         "due_ns",
         "lock",
+        "released",
         "series",
         "waiting",
         "writes",
@@ -149,6 +152,7 @@ class Recorder:
         self.forked()
         self.waiting: list[int] = []
         self.series: list[Series] = []
+        self.released: deque[Callable[[], None]] = deque()
         # Arrays, as the garbage collector would go through that many tuples again and again.
         self._last: deque[array[int]] = deque()
         self._held, self._kept = 0, 4 * kept
@@ -157,8 +161,7 @@ class Recorder:
 
     def forked(self) -> None:
         """Forget who holds the lock, and what that thread was doing."""
-        # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
-        # asked by the same thread, from a finalizer.
+        # Asynchronous operations are recorded by the library's threads. Who records while this settles has the lock.
         self.lock = threading.RLock()
         self._settling = False
 
@@ -170,10 +173,12 @@ class Recorder:
     def settle(self) -> None:
         """Count what waits."""
         with self.lock:
-            if self._settling:  # a finalizer, in the middle of this
+            if self._settling:  # one of what was released
                 return
             self._settling = True
             try:
+                while self.released:
+                    self.released.popleft()()
                 found = self.waiting[:]
                 del self.waiting[: len(found)]  # others may have come meanwhile
                 if found:
