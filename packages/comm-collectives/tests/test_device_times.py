@@ -167,6 +167,7 @@ class Traced:
             get_process_group_ranks=lambda _: [0],
             get_world_group=lambda: None,
             all_reduce=self.all_reduce,
+            fast_path=lambda *_: lambda _: True,
         )
         self.backend = Recording(self.log)(inner)
         writer = TraceWriter(folder, 0)
@@ -218,6 +219,16 @@ def test_a_trace_of_asynchronous_calls_is_read_with_its_waits(
         for wait in event.waits:
             assert event.begin_ns + 3_000_000 <= wait.begin_ns < wait.end_ns
             assert wait.end_ns - wait.begin_ns == pytest.approx(1_500_000, abs=1000)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_tensors_of_several_devices_are_told_apart(clockwork: Clockwork, traced: Traced, is_fast: bool) -> None:
+    all_reduce: Any = traced.backend.fast_path("all_reduce", "sum") if is_fast else traced.backend.all_reduce
+    on_host, on_device = torch.ones(1024), torch.empty(1024, device="meta")
+    for tensor in (on_host, on_host, on_device, on_host, on_device):
+        all_reduce(tensor)
+    clockwork.reached = len(clockwork.recorded)
+    assert sorted(event.operation.on_device for event in traced.end().events) == [False] * 3 + [True] * 2
 
 
 def test_operations_of_one_moment_keep_their_waits_apart(clockwork: Clockwork, traced: Traced) -> None:

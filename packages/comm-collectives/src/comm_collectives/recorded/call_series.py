@@ -56,7 +56,9 @@ class CallSeries(BackendWrapper):
         known = self._known
         usual = log.is_plain and label is NO_LABEL
         dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
-        key = (operation, size, dtype, group, op, root, tag, async_op, self.call)
+        key: tuple[object, ...] = (operation, size, dtype, group, op, root, tag, async_op, self.call)
+        if tensor is not None and not tensor.is_cpu:
+            key = (*key, "device")
         if usual:
             found: Like | None = known.get(key)
             if found is not None:
@@ -137,7 +139,8 @@ class CallSeries(BackendWrapper):
         """Return the series in which calls of this kind are recorded that are made of several exchanges."""
         log, label, known = self._log, labels.label.get(), self._known
         usual = log.is_plain and label is NO_LABEL
-        key = (call, counted.nbytes, counted.dtype, group, op, method, wire_bytes, root, async_op, self.call)
+        size = counted.nbytes, counted.dtype, counted.is_cpu
+        key = (call, size, group, op, method, wire_bytes, root, async_op, self.call)
         found: Like | None = known.get(key) if usual else None
         if found is None:
             found = self._new_like(label, call, group, counted, op, root, 0, async_op, method, wire_bytes)

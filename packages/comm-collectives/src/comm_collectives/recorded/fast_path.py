@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch.distributed import ProcessGroup
@@ -150,7 +150,10 @@ def _asynchronous(
     return recorded
 
 
-# --- whose size counts, and the dtype and size by which similar calls are known, which costs less to find
+# --- whose size counts, and what similar calls have in common, which costs less to find
+
+# The last is whether it is on the CPU: one fast path may serve several devices.
+_LikeKey: TypeAlias = tuple[torch.dtype, int, bool]
 
 
 def _nothing() -> None:
@@ -161,25 +164,25 @@ def _first(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
-def _key_of_first(tensor: Any, *_: Any) -> tuple[torch.dtype, int]:
-    return tensor.dtype, tensor.nbytes
+def _key_of_first(tensor: Any, *_: Any) -> _LikeKey:
+    return tensor.dtype, tensor.nbytes, tensor.is_cpu
 
 
 def _second(_: Any, tensor: Any, *__: Any) -> Any:
     return tensor
 
 
-def _key_of_second(_: Any, tensor: Any, *__: Any) -> tuple[torch.dtype, int]:
-    return tensor.dtype, tensor.nbytes
+def _key_of_second(_: Any, tensor: Any, *__: Any) -> _LikeKey:
+    return tensor.dtype, tensor.nbytes, tensor.is_cpu
 
 
 def _larger(output: Any, input: Any, *_: Any) -> Any:
     return input if output.nbytes <= input.nbytes else output
 
 
-def _key_of_larger(output: Any, input: Any, *_: Any) -> tuple[torch.dtype, int]:
+def _key_of_larger(output: Any, input: Any, *_: Any) -> _LikeKey:
     sent, received = input.nbytes, output.nbytes
-    return input.dtype, sent if received <= sent else received
+    return input.dtype, sent if received <= sent else received, input.is_cpu
 
 
 def _larger_list(outputs: Any, inputs: Any) -> Payload:
@@ -187,13 +190,13 @@ def _larger_list(outputs: Any, inputs: Any) -> Payload:
     return Payload(first.dtype, _key_of_lists(outputs, inputs)[1], first.is_cpu, first.device)
 
 
-def _key_of_lists(outputs: Any, inputs: Any) -> tuple[torch.dtype, int]:
+def _key_of_lists(outputs: Any, inputs: Any) -> _LikeKey:
     sent = received = 0
     for one in inputs:
         sent += one.nbytes
     for one in outputs:
         received += one.nbytes
-    return inputs[0].dtype, sent if received <= sent else received
+    return inputs[0].dtype, sent if received <= sent else received, inputs[0].is_cpu
 
 
 def _splits(tensors: Sequence[Any]) -> dict[str, Any] | None:
