@@ -358,6 +358,21 @@ def test_many_different_operations_are_taken_together(caplog: pytest.LogCaptureF
     assert len(list(log.recent()[0])) == SERIES_KEPT + 3
 
 
+def test_calls_that_are_taken_together_are_of_no_group() -> None:
+    """Each group counts its own calls, so equal numbers of two groups are not one call."""
+    log = CommsLogger()
+    for size in range(SERIES_KEPT):
+        record(log, "send", size, US)
+    for ranks in ((0, 1), (0, 2)):
+        log.series(Operation("all_reduce", "all_reduce", 10_000, ranks, f"group {ranks}")).add(7, 0, US)
+    kinds, events = log.recent(3)
+    assert [(kinds[number].operation, sequence) for number, sequence, _, _ in events] == [
+        ("send", SERIES_KEPT - 1),
+        ("all_reduce", -1),
+        ("all_reduce", -1),
+    ]
+
+
 def test_tags_and_groups_make_no_end_of_channels() -> None:
     sequences = SequenceCounters()
     tracemalloc.start()

@@ -119,10 +119,16 @@ class CommsLogger:
             )
 
     def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
-        """Return the last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
+        """Return the last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each.
+
+        The sequence is -1 where the kind takes different operations together: it has no group to count in.
+        """
         self._records.settle()
         with self.recorder.lock:
-            return [series.operation for series in self._records], self.recorder.last(most)
+            last, coarse = self.recorder.last(most), self._records.coarse
+            if coarse:
+                last = [(number, -1 if number in coarse else one, begin, end) for number, one, begin, end in last]
+            return [series.operation for series in self._records], last
 
     def forget_events(self) -> None:
         """Forget the last operations, of which each is known by itself; their sums stay."""

@@ -102,6 +102,7 @@ class Records:
     """The series of a log, and the windows that are open.
 
     Attributes:
+        coarse: numbers of the series that take different operations together.
         before_reading: is called before anything is read; records what has ended on devices meanwhile, and returns
             whether more is under way there.
     """
@@ -111,7 +112,7 @@ class Records:
         self._series: dict[Operation, Series] = {}
         self._all = recorder.series
         self._windows: list[Window] = []
-        self._warned = False
+        self.coarse: set[int] = set()
         self._forgotten: dict[_Key, Histogram] = {}
         self.before_reading: Callable[[], bool] = _nothing
 
@@ -125,11 +126,14 @@ class Records:
         """
         with self._recorder.lock:
             found = self._series.get(operation)
-            if found is None and len(self._all) >= SERIES_KEPT:
+            is_coarse = found is None and len(self._all) >= SERIES_KEPT
+            if is_coarse:
                 operation = self._coarser(operation)
                 found = self._series.get(operation)
             if found is None:
                 found = self._series[operation] = Series(operation, self._recorder)
+                if is_coarse:
+                    self.coarse.add(found.number)
                 made(found)
             return found
 
@@ -140,8 +144,7 @@ class Records:
         return more
 
     def _coarser(self, operation: Operation) -> Operation:
-        if not self._warned:
-            self._warned = True
+        if not self.coarse:
             logger.warning(
                 "comms logger: more than %d different operations; from here on, new ones are recorded under their size "
                 "rounded up to a power of two, whatever their names, groups and tags",
