@@ -13,8 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from comm_orchestrator.tools.commands import app
+from comm_orchestrator.tools.trace.comparison import tally
+from comm_orchestrator.tools.trace.files import waiting_of
 from comm_utils.observability.traces import Event, Operation, RankTrace
 from comm_utils.observability.traces.file import save
+from comm_utils.observability.traces.waiting import account
 
 
 @pytest.fixture
@@ -36,6 +39,20 @@ def test_merge_writes_one_trace_with_waiting_times(folder: Path) -> None:
     assert [(event["args"]["waiting_us"], event["args"]["transfer_us"]) for event in slices] == [(30, 20), (0, 20)]
     assert slices[0]["args"]["waited_for_rank"] == 1
     assert sorted(path.name for path in folder.iterdir()) == ["merged.json", "merged.json.gz", "trace"]
+
+
+def test_all_commands_allow_alike_for_the_clocks_of_hosts() -> None:
+    """Rank 1's clock seems 60 us ahead, which its uncertainty allows; rank 0's calls end before rank 1's begin."""
+    operation = Operation("all_reduce", "all_reduce", 4096, (0, 1), "0", "float32", "sum")
+    traces = []
+    for rank, ahead_ns in ((0, 0), (1, 60_000)):
+        begins = [1_000_000 * number + ahead_ns for number in range(10)]
+        events = [Event(operation, number, ns, ns + 50_000, ns + 50_000) for number, ns in enumerate(begins)]
+        traces.append(RankTrace(rank, 2, f"host{rank}", rank, uncertainty_ns=100_000 * rank, events=events))
+    shares = [share for found in account(traces).shares.values() for share in found.values()]
+    assert sum(share.waiting_ns for share in shares) == 10 * 50_000
+    assert sum(waiting_ns for waiting_ns, _ in waiting_of(traces).values()) == 10 * 50_000
+    assert [(one.accounted_ns, one.waiting_ns) for one in tally(traces).values()] == [(20 * 50_000, 10 * 50_000)]
 
 
 def test_summary_is_text_or_one_document(folder: Path) -> None:

@@ -11,7 +11,7 @@ from comm_orchestrator.tools.trace.matching import kind_of
 from comm_orchestrator.tools.trace.tables import clipped, milliseconds, render, table
 from comm_utils.observability.traces import Operation, RankTrace
 from comm_utils.observability.traces.labels import shortened
-from comm_utils.observability.traces.waiting import split, together
+from comm_utils.observability.traces.waiting import divided
 from comm_utils.sizes import format_size
 
 __all__ = ["Comparison", "Row", "Tally", "compare", "format_comparison", "tally", "together_with"]
@@ -104,8 +104,8 @@ def tally(traces: Sequence[RankTrace]) -> dict[Key, Tally]:
         for event in trace.events:
             size = event.operation.size_bytes
             found.setdefault(_key(event.operation), Tally()).add(Tally(1, size, event.duration_ns))
-    for calls in together(traces):
-        for rank, (waiting_ns, _) in split(calls).items():
+    for calls, waited in divided(traces):
+        for rank, (waiting_ns, _) in waited.items():
             one = found[_key(calls[rank].operation)]
             one.waiting_ns += waiting_ns
             one.accounted_ns += calls[rank].duration_ns

@@ -15,7 +15,7 @@ from comm_utils.observability.traces import Event, Operation, RankTrace
 from comm_utils.observability.traces.alignment import aligned
 from comm_utils.observability.traces.chrome import write
 from comm_utils.observability.traces.file import belongs_to, load, path_of
-from comm_utils.observability.traces.waiting import split, together
+from comm_utils.observability.traces.waiting import divided
 
 __all__ = ["check", "check_output", "merge", "read", "waiting_of"]
 
@@ -124,7 +124,7 @@ def _as_text(binary: BinaryIO, compressed: bool) -> TextIO:
 
 def waiting_of(traces: Sequence[RankTrace]) -> dict[int, tuple[int, int]]:
     """Return how long each event waited, ns, and for which rank, by the ``id`` of the event."""
-    return {id(calls[rank]): waited for calls in together(traces) for rank, waited in split(calls).items()}
+    return {id(calls[rank]): waited for calls, found in divided(traces) for rank, waited in found.items()}
 
 
 def _more(traces: Sequence[RankTrace]) -> Callable[[int, Event], Mapping[str, Any]]:

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 from comm_utils.observability.traces.alignment import channel_of, is_nothing, matches, signature_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 
-__all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
+__all__ = ["Account", "Key", "Share", "Straggler", "account", "divided", "key_of", "split", "together"]
 
 
 class Key(NamedTuple):
@@ -123,11 +123,7 @@ def account(traces: Sequence[RankTrace]) -> Account:
     operations = matched = 0
     stretches: list[tuple[int, Stretch]] = []
     held_up = _HeldUp()
-    doubt_ns = 2 * max((trace.uncertainty_ns for trace in traces), default=0)
-    for calls in together(traces):
-        waited = split(calls, doubt_ns)
-        if not waited:
-            continue
+    for calls, waited in divided(traces):
         operations += 1
         matched += len(waited)
         for rank, (waiting_ns, waited_for) in waited.items():
@@ -185,6 +181,14 @@ class _HeldUp:
                 place += 1
         if own_ns:
             yield rank, own_ns
+
+
+def divided(traces: Sequence[RankTrace]) -> Iterator[tuple[dict[int, Event], dict[int, tuple[int, int]]]]:
+    """Yield the events of each operation in ``traces`` that can be divided, and what :func:`split` returns for them."""
+    doubt_ns = 2 * max((trace.uncertainty_ns for trace in traces), default=0)
+    for calls in together(traces):
+        if waited := split(calls, doubt_ns):
+            yield calls, waited
 
 
 def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
