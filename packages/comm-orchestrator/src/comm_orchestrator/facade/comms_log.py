@@ -293,7 +293,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
     Args:
         show_straggler: also how the time of all ranks divides into waiting for others and transfer, and who was waited
-            for; of the last 16,384 operations of each rank. All ranks call it then.
+            for; of the last operations of each rank, at most 16,384 and fewer in a world of more than 16 ranks. All
+            ranks call it then.
         return_dict: return this rank's numbers as well.
 
     Returns:
