@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d
 import comm_orchestrator as dist
 from comm_collectives.compression import Codec, make_codec, pipeline, selection
 from comm_utils import kernels
-from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommTimeoutError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommError, CommTimeoutError
 from comm_utils.testing import RankPool, patience, run_ranks
 
 Pools = Callable[[int], RankPool]
@@ -819,6 +819,35 @@ def under_way() -> list[bool]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_asynchronous_calls_go_on_by_themselves(bare_pools: Pools, backend: str) -> None:
     assert bare_pools(2).run(on, backend, under_way) == [[True] * 6] * 2
+
+
+def in_opposite_orders(has_begun: bool) -> list[tuple[float, str]]:
+    """Return what each of two groups should sum to, and the sum or the error; rank 1 begins with the second one."""
+    cases = [(value, dist.new_group([0, 1], timeout=10)) for value in (1.0, 100.0)]
+    if has_begun:
+        for _, group in cases:
+            dist.all_reduce(torch.ones(4096), group=group, async_op=True, compression="int8").wait()
+    if dist.get_rank():
+        cases.reverse()
+    tensors, works, found = [], [], []
+    for value, group in cases:
+        tensors.append(torch.full((4096,), value))
+        try:
+            works.append(dist.all_reduce(tensors[-1], group=group, async_op=True, compression="int8"))
+        except CommError as error:
+            found.append((2 * value, type(error).__name__))
+    for work in works:
+        work.wait()
+    sums = [(2 * value, str(tensor[0].item())) for (value, _), tensor in zip(cases, tensors, strict=True)]
+    return found or sums
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_two_groups_of_the_same_ranks_never_exchange_their_calls(bare_pools: Pools, has_begun: bool) -> None:
+    for found in bare_pools(2).run(on, "gloo", in_opposite_orders, has_begun):
+        for expected, outcome in found:
+            if has_begun or not outcome.endswith("Error"):
+                assert float(outcome) == pytest.approx(expected, rel=0.01)
 
 
 _ENDING = """

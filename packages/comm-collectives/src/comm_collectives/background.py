@@ -7,11 +7,9 @@ after the other, and a second group of the same ranks, which nobody else uses.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -26,7 +24,7 @@ from comm_utils.backend import Backend
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import seconds_to_wait
-from comm_utils.group_names import name_of
+from comm_utils.group_names import digest_of, name_of
 from comm_utils.process_limits import lack_of_threads
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.initialization import timeout_of
@@ -133,8 +131,6 @@ _PATIENCE_S = 10.0
 _workers: WeakKeyDictionary[ProcessGroup, _Worker] = WeakKeyDictionary()
 # Those of workers, as long as they run.
 _threads: WeakSet[threading.Thread] = WeakSet()
-# How often this process has made such a group of the same ranks; a part of its name.
-_made: Counter[tuple[int, ...]] = Counter()
 
 
 def start(
@@ -181,13 +177,12 @@ atexit.register(_at_exit)
 
 def _make_worker(call: str, backend: Backend, group: ProcessGroup | None) -> _Worker:
     """Return a thread for calls of ``group``, with a group of the same ranks."""
-    ranks = tuple(backend.get_process_group_ranks(group))
-    _made[ranks] += 1
-    digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
-    name, limit = f"comm-compression-{digest}-{_made[ranks]}", None if group is None else timeout_of(group)
+    parent = backend.get_world_group() if group is None else group
+    ranks = backend.get_process_group_ranks(group)
+    name, limit = f"comm-compression-{digest_of(parent, ranks)}", None if group is None else timeout_of(group)
     making = making_of(name)
     # Another rank may fail to make it, or be done and fail in a call.
-    WATCH.has_steps(name_of(backend.get_world_group() if group is None else group), (name, making))
+    WATCH.has_steps(name_of(parent), (name, making))
     worker: _Worker | None = None
     try:
         worker = _begin_worker(f"{call}: rank {backend.get_rank()}")
@@ -228,6 +223,5 @@ def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:
         worker.end()
         worker.join(_PATIENCE_S)
         return worker.group
-    _made.clear()
     _workers.clear()
     return None

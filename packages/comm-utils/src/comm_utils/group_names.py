@@ -1,10 +1,11 @@
-"""Groups in messages: their ranks, and the description that they were created with."""
+"""Groups in messages: their ranks, and the description that they were created with; and names for their helpers."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
-__all__ = ["group_text", "is_default_name", "listed", "name_of"]
+__all__ = ["digest_of", "group_text", "is_default_name", "listed", "name_of"]
 
 #: Descriptions that torch gives where the caller gave none.
 _DEFAULTS = frozenset(("", "default_pg", "undefined"))
@@ -15,6 +16,15 @@ _MOST_RUNS = 8
 def name_of(group: object) -> str:
     """Return the name that torch gave a process group; "" where it has none."""
     return str(getattr(group, "group_name", ""))
+
+
+def digest_of(group: object, ranks: Sequence[int]) -> str:
+    """Return a part for the names of groups that serve ``group``: the same on all of its ranks, and no other group's.
+
+    Args:
+        ranks: global ranks of the members of ``group``.
+    """
+    return hashlib.sha256(f"{name_of(group)} {list(ranks)}".encode()).hexdigest()[:16]
 
 
 def group_text(ranks: Sequence[int], description: object = "") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -13,7 +12,7 @@ from comm_collectives.failed_steps import failed_step
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.errors import CommError
-from comm_utils.group_names import name_of
+from comm_utils.group_names import digest_of, name_of
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.store_waits import making_of
 from comm_utils.watch.watch import WATCH
@@ -103,15 +102,14 @@ def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
 def _make(backend: Backend, group: ProcessGroup | None, layout: Layout) -> Plan:
     ranks = backend.get_process_group_ranks(group)
     limit = None if group is None else timeout_of(group)
-    # Groups of the same ranks have different names, and so have those made here of each.
-    parent = name_of(_key(backend, group))
-    digest = hashlib.sha256(f"{parent} {ranks}".encode()).hexdigest()[:16]
+    parent = _key(backend, group)
     of_host, of_position = (
-        f"comm-hierarchy-{digest}-{one}" for one in (f"host-{layout.host}", f"local-rank-{layout.local}")
+        f"comm-hierarchy-{digest_of(parent, ranks)}-{one}"
+        for one in (f"host-{layout.host}", f"local-rank-{layout.local}")
     )
     # Another rank may be done, and fail in a step, before this one, and may also fail to make its groups.
     making = tuple(making_of(one) for one in (of_host, of_position))
-    WATCH.has_steps(parent, (of_host, of_position, *making))
+    WATCH.has_steps(name_of(parent), (of_host, of_position, *making))
     made: list[ProcessGroup] = []
 
     def create(members: list[int], name: str) -> None:
