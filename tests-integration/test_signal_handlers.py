@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_collectives.compression.block_codecs import Integer
+from comm_collectives.reduction import order
 from comm_utils.errors import CommError
 from comm_utils.testing import run_ranks
 
@@ -29,7 +31,11 @@ class Stop(RuntimeError):
     """One of the class that libraries raise."""
 
 
-ERRORS = {"Budget": Budget("used up"), "Stop": Stop("the step timed out")}
+class Limit(BaseException):
+    """One that no handler of ``Exception`` sees."""
+
+
+ERRORS = {"Budget": Budget("used up"), "Stop": Stop("the step timed out"), "Limit": Limit("too long")}
 
 
 def await_file(path: Path) -> None:
@@ -39,7 +45,7 @@ def await_file(path: Path) -> None:
         time.sleep(0.005)
 
 
-def interrupt_soon(error: Exception, then: Path) -> None:
+def interrupt_soon(error: BaseException, then: Path) -> None:
     """Let a handler raise ``error`` in the main thread in a moment, and create a file after the signal."""
 
     def handler(*_: object) -> None:
@@ -57,7 +63,7 @@ def ended_by(call: Any) -> str:
     """Return the error of a call; empty where there is none."""
     try:
         call()
-    except (CommError, Budget, Stop) as error:
+    except (CommError, Budget, Stop, Limit) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -93,6 +99,56 @@ def test_a_handler_that_raises_in_a_call_breaks_its_group(tmp_path: Path, name: 
     for text in (later, of_peer):
         assert re.search(rf"rank 0 \(pid \d+ on \S+\) was interrupted \({name}\)", text), text
     assert tensor == [100.0] * 4
+
+
+def leaves_between_exchanges(backend: str, name: str, is_compressed: bool, folder: str) -> tuple[str, str]:
+    """Rank 1 leaves a call of several exchanges between two of them; return the errors of that call and the next."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    more: dict[str, Any] = {"compression": "int8"} if is_compressed else {}
+    if not is_compressed:
+        dist.set_deterministic_reductions()
+    place: Any = Integer if is_compressed else order
+    attribute = "encode" if is_compressed else "fold"
+    real = getattr(place, attribute)
+
+    def handler(*_: object) -> None:
+        raise ERRORS[name]
+
+    def interrupted(*args: Any, **given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGALRM)
+        return real(*args, **given)
+
+    def call() -> None:
+        dist.all_reduce(torch.ones(900_000, dtype=torch.bfloat16), **more)
+
+    call()
+    has_ended = Path(folder) / "ended"
+    if dist.get_rank() == 1:
+        signal.signal(signal.SIGALRM, handler)
+        setattr(place, attribute, interrupted)
+        errors = ended_by(call), ended_by(call)
+        await_file(has_ended)
+    else:
+        errors = ended_by(call), ended_by(call)
+        has_ended.touch()
+    return errors
+
+
+@pytest.mark.parametrize(("backend", "is_compressed"), [("gloo", False), ("gloo", True), ("ccl", True)])
+@pytest.mark.parametrize("name", ["Budget", "Limit"])
+def test_a_handler_that_raises_between_two_exchanges_of_a_call_breaks_its_group(
+    tmp_path: Path, backend: str, name: str, is_compressed: bool
+) -> None:
+    of_peer, raised = run_ranks(
+        leaves_between_exchanges, 2, backend, name, is_compressed, str(tmp_path), timeout_s=2 * TIMEOUT_S
+    )
+    cause = rf"rank 1 \(pid \d+ on \S+\) was interrupted \({name}\) in all_reduce"
+    assert raised[0] == f"{name}: {ERRORS[name]}"
+    assert of_peer[0].startswith("PeerLostError")
+    for text in (of_peer[0], raised[1]):
+        assert re.search(cause, text), text
+    for text in (of_peer[1], raised[1]):
+        assert text.startswith("BrokenGroupError"), text
 
 
 def is_left_as_it_ends(backend: str, folder: str) -> str:

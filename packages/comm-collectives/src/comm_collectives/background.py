@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch.distributed import ProcessGroup
 
 from comm_collectives.call_sites import from_here
-from comm_collectives.failed_steps import failed_step
+from comm_collectives.failed_steps import breaking
 from comm_utils import threads
 from comm_utils.backend import Backend
 from comm_utils.errors import BackendUnavailableError
@@ -183,17 +183,13 @@ def _make_worker(call: str, backend: Backend, group: ProcessGroup | None) -> _Wo
     making = making_of(name)
     # Another rank may fail to make it, or be done and fail in a call.
     WATCH.has_steps(name_of(parent), (name, making))
-    worker: _Worker | None = None
-    try:
+    with breaking(_MAKING, backend, group, (), (making,)):
         worker = _begin_worker(f"{call}: rank {backend.get_rank()}")
-        own = backend.create_group(ranks, name, limit, backend.get_backend(group))
-    except Exception as error:
-        if worker is not None:
+        try:
+            own = backend.create_group(ranks, name, limit, backend.get_backend(group))
+        except BaseException:
             worker.end()
-        failure = failed_step(_MAKING, backend, group, (), error, (making,))
-        if failure is error:
             raise
-        raise failure from error
     trouble = WATCH.trouble(name)
     if trouble is not None:
         backend.mark_broken(own, trouble.short)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import background
+from comm_collectives.failed_steps import breaking
 from comm_collectives.work import Completed
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
@@ -64,31 +65,36 @@ def run(
     root: tuple[int | None, int | None] = NO_ROOT,
     prepare: Callable[[Backend, ProcessGroup], object] | None = None,
     was_plain: Callable[[], bool] | None = None,
+    what: str = "a step",
 ) -> Work | None:
     """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one ``call``.
+
+    An exception of ``body`` breaks the group, as other ranks wait for what this one does not send.
 
     Args:
         counted, method, wire_bytes, root, was_plain: as for :func:`observed`.
         result: of the handle.
         prepare: makes what ``body`` needs in another group of the same ranks.
+        what: computes between the exchanges, and may fail.
     """
 
-    def started(inner: Backend) -> Work | None:
-        if not async_op:
-            with torch.inference_mode():  # outside of it, tensors made inside of it cannot be written
-                body(inner, group)
-            return None
-        if counted.device.type != "cpu":  # what the current stream orders, another thread's would not
-            with torch.inference_mode():
-                body(inner, group)
-            return Completed(result)
+    def done(inner: Backend, used: ProcessGroup | None) -> None:
+        # Outside of the mode, tensors made inside of it cannot be written.
+        with torch.inference_mode(), breaking(call, inner, used, what=what):
+            body(inner, used)
 
-        what = passed()
+    def started(inner: Backend) -> Work | None:
+        # What the current stream of a device orders, another thread's would not.
+        if not async_op or counted.device.type != "cpu":
+            done(inner, group)
+            return Completed(result) if async_op else None
+
+        tensors = passed()
 
         def in_thread(own: ProcessGroup) -> None:
             inner.check_group(own)
-            with torch.inference_mode(), passing(what):
-                body(inner, own)
+            with passing(tensors):
+                done(inner, own)
 
         prepared = None if prepare is None else partial(prepare, inner)
         return background.start(call, backend, group, in_thread, result, prepared)

@@ -15,22 +15,19 @@ from comm_collectives import composed
 from comm_collectives.compression import pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.codec import Codec
-from comm_collectives.compression.failures import broken
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
 from comm_collectives.compression.shares import Shares
 from comm_collectives.compression.states import find_state
-from comm_collectives.failed_steps import failed_step
+from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_collectives.memory import memory_view
 from comm_utils.backend import Backend, Work
-from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.remedies import without_remedy
 
 __all__ = ["EncodedBetween", "all_gather", "all_reduce", "reduce_scatter", "suits"]
 
@@ -226,15 +223,8 @@ def _run(
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         plan = agreed_plan(inner, used)
-        try:
+        with breaking(call, inner, used, plan.groups, what=f"the compression {compression!r}"):
             steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG, feedback))
-        except CommError as error:
-            failed_step(call, inner, used, plan.groups, error)
-            raise
-        except Exception as error:
-            for one in (plan.within, plan.between):
-                inner.mark_broken(one, f"{call}: {without_remedy(error)}")
-            raise broken(call, inner, used, compression, error) from error
 
     method = repr(compression)
     return composed.run(

@@ -11,14 +11,12 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed, reduction
 from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.failures import broken
 from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
 from comm_collectives.compression.states import State, find_state
 from comm_collectives.memory import memory_view
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
-from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "on_tensors", "reduce_scatter"]
@@ -43,15 +41,6 @@ def _run(
     was_plain: Callable[[], bool] | None = None,
 ) -> Work | None:
     """Do ``body``, now or in the group's thread, and have it recorded as one call of the user's."""
-
-    def named(inner: Backend, used: ProcessGroup | None) -> None:
-        try:
-            body(inner, used)
-        except CommError:
-            raise
-        except Exception as error:  # of a codec, or of torch; other ranks wait for what this one does not send
-            raise broken(call, inner, used, compression, error) from error
-
     return composed.run(
         call,
         backend,
@@ -59,11 +48,12 @@ def _run(
         counted,
         op,
         async_op,
-        named,
+        body,
         result,
         method=repr(compression),
         wire_bytes=wire_bytes,
         was_plain=was_plain,
+        what=f"the compression {compression!r}",
     )
 
 

@@ -9,14 +9,13 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import composed
-from comm_collectives.failed_steps import failed_step
+from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.plan import Plan, find_plan
 from comm_collectives.memory import memory_view
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils.backend import Backend, Capabilities, Work
-from comm_utils.errors import CommError
 from comm_utils.observability.traces.events import HIERARCHICAL
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
@@ -143,13 +142,8 @@ class HierarchicalBackend(BackendWrapper):
     ) -> Work | None:
         def body(inner: Backend, used: ProcessGroup | None) -> None:
             plan = self._plan if used is self._group else find_plan(inner, used)
-            try:
+            with breaking(operation, inner, used, plan.groups):
                 steps(inner, plan)
-            except CommError as error:
-                failed_step(operation, inner, used, plan.groups, error)
-                raise
-            except Exception as error:  # other ranks wait for what this one does not send
-                raise failed_step(operation, inner, used, plan.groups, error) from error
 
         return composed.run(
             operation,

@@ -8,10 +8,9 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.failed_steps import failed_step
+from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
-from comm_utils.errors import CommError
 from comm_utils.group_names import digest_of, name_of
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.store_waits import making_of
@@ -118,14 +117,9 @@ def _make(backend: Backend, group: ProcessGroup | None, layout: Layout) -> Plan:
         if trouble is not None:
             backend.mark_broken(made[-1], trouble.short)
 
-    try:
+    with breaking(_MAKING, backend, group, made, making):
         create(list(layout.hosts[layout.host]), of_host)
         create([members[layout.local] for members in layout.hosts], of_position)
-    except CommError as error:
-        failed_step(_MAKING, backend, group, made, error, making)
-        raise
-    except Exception as error:
-        raise failed_step(_MAKING, backend, group, made, error, making) from error
     within, between = made
     return Plan(layout, within, between)
 
