@@ -850,6 +850,25 @@ def test_two_groups_of_the_same_ranks_never_exchange_their_calls(bare_pools: Poo
                 assert float(outcome) == pytest.approx(expected, rel=0.01)
 
 
+def by_the_names_of_the_world() -> list[str]:
+    world = dist.get_world_group()
+    dist.configure(enabled=True)
+    for named in (world, None):
+        dist.set_compression("int8", group=named)
+        for group in (None, world):
+            dist.all_reduce(torch.ones(1000), group=group)
+        dist.set_compression(None, group=named)
+    methods = [row.method for row in dist.log_rows() for _ in range(row.calls)]
+    dist.configure(enabled=False)
+    dist.reset_log()
+    return methods
+
+
+def test_a_default_of_the_world_serves_calls_by_both_of_its_names(bare_pools: Pools) -> None:
+    for methods in bare_pools(2).run(on, "gloo", by_the_names_of_the_world):
+        assert methods == ["int8(block_size=256)"] * 4
+
+
 _ENDING = """
 import torch
 import comm_orchestrator as dist

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-from weakref import WeakKeyDictionary
-
 from torch.distributed import ProcessGroup
 
+from comm_collectives.by_group import GroupSettings
 from comm_collectives.compression.settings import Compression, forget_states
-from comm_utils.active import slot
 
 __all__ = ["default_of", "forget_defaults", "no_default", "set_default"]
 
 
-class _Defaults:
-    world: ClassVar[Compression | None] = None
-    groups: ClassVar[WeakKeyDictionary[ProcessGroup, Compression | None]] = WeakKeyDictionary()
+_defaults: GroupSettings[Compression | None] = GroupSettings(None)
 
 
 def set_default(compression: Compression | None, group: ProcessGroup | None) -> None:
     """Compress calls on ``group`` that say nothing about it; None as the group is for all without their own."""
-    if group is None:
-        _Defaults.world = compression
-    else:
-        _Defaults.groups[group] = compression
-    slot.fast_paths.clear()  # those of calls that are compressed from now on
+    _defaults.set(compression, group)
 
 
 def forget_defaults() -> None:
     """Compress nothing in the world to come."""
-    _Defaults.world = None
-    _Defaults.groups.clear()
+    _defaults.forget()
     forget_states()
 
 
 def default_of(group: ProcessGroup | None) -> Compression | None:
     """Return what compresses calls on ``group``; None for nothing."""
-    return _Defaults.world if group is None else _Defaults.groups.get(group, _Defaults.world)
+    return _defaults.of(group)
 
 
 def no_default(group: ProcessGroup | None) -> str | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import ClassVar, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import NamedTuple, TypeAlias
 
 from torch.distributed import ProcessGroup
+
+from comm_collectives.by_group import GroupRecords
 
 __all__ = ["Choice", "Key", "choose", "forget", "note"]
 
@@ -57,22 +58,12 @@ class _Known:
     calls: dict[Key, _Calls] = field(default_factory=dict)
 
 
-class _Groups:
-    world: ClassVar[_Known] = _Known()
-    others: ClassVar[WeakKeyDictionary[ProcessGroup, _Known]] = WeakKeyDictionary()
-
-
-def _known(group: ProcessGroup | None) -> _Known:
-    if group is None:
-        return _Groups.world
-    found = _Groups.others.get(group)
-    return _Groups.others.setdefault(group, _Known()) if found is None else found
+_known = GroupRecords(_Known)
 
 
 def forget() -> None:
     """Find out anew in the world to come."""
-    _Groups.world = _Known()
-    _Groups.others.clear()
+    _known.forget()
 
 
 def choose(group: ProcessGroup | None, key: Key) -> Choice:
@@ -81,7 +72,7 @@ def choose(group: ProcessGroup | None, key: Key) -> Choice:
     Ranks count their calls alike, and so measure in the same ones. They may find different times; then one of them
     does not choose messages, and neither uses them.
     """
-    known = _known(group)
+    known = _known.of(group)
     calls = known.calls.setdefault(key, _Calls())
     number, calls.number = calls.number, calls.number + 1
     if not known.slow:
@@ -106,7 +97,7 @@ def note(
     Args:
         measured_messages: of a measured call, whether both ranks used messages.
     """
-    known = _known(group)
+    known = _known.of(group)
     if measured_messages is not None:
         known.calls.setdefault(key, _Calls()).times[measured_messages].append(took_s)
     if received_bytes < _LEAST_BYTES:

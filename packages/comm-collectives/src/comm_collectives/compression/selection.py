@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.by_group import GroupRecords
 from comm_collectives.compression import calls, pace
 from comm_collectives.compression.defaults import default_of, forget_defaults
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
@@ -40,17 +40,14 @@ _AT_MOST = 0.9
 _Limits: TypeAlias = dict[tuple[str, str, str], int | None]
 
 
-class _Measured:
-    world: ClassVar[_Limits] = {}
-    groups: ClassVar[WeakKeyDictionary[ProcessGroup, _Limits]] = WeakKeyDictionary()
+_measured: GroupRecords[_Limits] = GroupRecords(dict)
 
 
 def forget_choices() -> None:
     """Compress nothing in the world to come, and measure again where that is to be measured."""
     forget_defaults()
     pace.forget()
-    _Measured.world.clear()
-    _Measured.groups.clear()
+    _measured.forget()
 
 
 def threshold(operation: str, group: ProcessGroup | None) -> int | None:
@@ -166,7 +163,7 @@ def _measured_limit(
     """
     if active_backend().get_world_size(group) == 1:
         return None
-    limits = _Measured.world if group is None else _Measured.groups.setdefault(group, {})
+    limits = _measured.of(group)
     key = operation, repr(compression), device.type
     if key not in limits:
         limits[key] = _measure(operation, compression, group, device)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.by_group import GroupSettings
 from comm_collectives.hierarchy.backend import HierarchicalBackend
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_collectives.measured_choice import AUTO, Call, least_faster_size, prepared_call
 from comm_collectives.reduction.order import order_of
 from comm_collectives.wrapping import bare_backend
 from comm_utils import operations
-from comm_utils.active import slot
 from comm_utils.backend import Backend
 from comm_utils.errors import NotInitializedError
 from comm_utils.log import logger
@@ -30,33 +29,22 @@ _LEAST_BYTES = 32 << 10
 _MEASURED_BYTES = (32 << 10, 128 << 10, 512 << 10, 2 << 20, 8 << 20)
 
 
-class _Settings:
-    world: ClassVar[Setting] = AUTO
-    groups: ClassVar[WeakKeyDictionary[ProcessGroup, Setting]] = WeakKeyDictionary()
+_settings: GroupSettings[Setting] = GroupSettings(AUTO)
 
 
 def set_setting(setting: Setting, group: ProcessGroup | None) -> None:
     """Decide which calls on ``group`` are hierarchical; None as the group is for all without a setting of their own."""
-    if group is None:
-        _Settings.world = setting
-    else:
-        _Settings.groups[group] = setting
-    slot.fast_paths.clear()
+    _settings.set(setting, group)
 
 
 def forget_settings() -> None:
     """Have the world to come measure."""
-    _Settings.world = AUTO
-    _Settings.groups.clear()
-
-
-def _setting_of(group: ProcessGroup | None) -> Setting:
-    return _Settings.world if group is None else _Settings.groups.get(group, _Settings.world)
+    _settings.forget()
 
 
 def limit_of(backend: Backend, operation: str, group: ProcessGroup | None) -> int | None:
     """Return from how many bytes on calls may be hierarchical, so that no fast path serves them; None for never."""
-    setting = _setting_of(group)
+    setting = _settings.of(group)
     if setting is None or not any(
         one in vars(HierarchicalBackend) for one in (operation, *operations.get(operation).travels_as)
     ):
@@ -82,7 +70,7 @@ def with_hierarchy(
         operation: that travels.
         size_bytes: of the larger one of input and output, the same on every rank.
     """
-    setting = _setting_of(group)
+    setting = _settings.of(group)
     if setting is None or size_bytes < (_LEAST_BYTES if isinstance(setting, str) else setting):
         return backend
     if device.type != "cpu" or find_layout(backend, group) is None:

@@ -6,13 +6,11 @@ import warnings
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
-from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_utils.active import slot
+from comm_collectives.by_group import GroupSettings
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.folding import fold, fold_compensated
@@ -49,29 +47,22 @@ class Order(Enum):
         return fold if self is Order.FIXED else fold_compensated
 
 
-class _Orders:
-    world: ClassVar[Order | None] = None
-    groups: ClassVar[WeakKeyDictionary[ProcessGroup, Order | None]] = WeakKeyDictionary()
+_orders: GroupSettings[Order | None] = GroupSettings(None)
 
 
 def set_order(order: Order | None, group: ProcessGroup | None) -> None:
     """Add in this order on ``group``; None as the group is for all without their own, None as the order for any."""
-    if group is None:
-        _Orders.world = order
-    else:
-        _Orders.groups[group] = order
-    slot.fast_paths.clear()  # those of calls that are made otherwise from now on
+    _orders.set(order, group)
 
 
 def forget_orders() -> None:
     """Add in any order in the world to come."""
-    _Orders.world = None
-    _Orders.groups.clear()
+    _orders.forget()
 
 
 def order_of(group: ProcessGroup | None) -> Order | None:
     """Return the order that was set for ``group``; None for any."""
-    return _Orders.world if group is None else _Orders.groups.get(group, _Orders.world)
+    return _orders.of(group)
 
 
 def needed_order(
