@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
 from comm_collectives.wrapping import bare_backend
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CollectiveMismatchError, CommError
-from comm_utils.testing import RankPool, patience, run_ranks_outcomes
+from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
 
 Pools = Callable[[int], RankPool]
 
@@ -469,6 +470,33 @@ def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank
             assert first.startswith(("CollectiveMismatchError: ", before) if rank == 2 else "CollectiveMismatchError: ")
             assert f"rank 3 gave up in {making}" in first
         assert second.startswith("BrokenGroupError: ")
+
+
+def first_calls_of_two_threads(folder: str) -> tuple[str, float]:
+    """Ranks 0 and 1 make the groups of one group's steps in two threads; return the error of one, and a sum."""
+    dist.set_hierarchical(0)
+    patient, short = dist.new_group([0, 1, 2, 3], timeout=600), dist.new_group([0, 1, 2, 3], timeout=3)
+    tensor, error, rank = torch.ones(1000), "", dist.get_rank()
+    thread = threading.Thread(target=dist.all_reduce, args=(tensor,), kwargs={"group": patient})
+    if rank < 2:
+        thread.start()
+        time.sleep(0.5)
+        try:
+            dist.all_reduce(torch.ones(1000), group=short)
+        except CommError as raised:
+            error = type(raised).__name__
+        (Path(folder) / str(rank)).touch()
+    else:
+        while len(list(Path(folder).iterdir())) < 2:
+            time.sleep(0.01)
+        thread.start()
+    thread.join()
+    return error, tensor[0].item()
+
+
+def test_a_thread_waits_for_the_groups_of_another_no_longer_than_its_own_timeout(tmp_path: Path) -> None:
+    found = run_ranks(on, 4, "gloo", HOST_BY_HOST, first_calls_of_two_threads, str(tmp_path), timeout_s=90 * patience())
+    assert found == [("CommTimeoutError", 4.0)] * 2 + [("", 4.0)] * 2
 
 
 def asking_for_different_sizes() -> tuple[str, bool]:

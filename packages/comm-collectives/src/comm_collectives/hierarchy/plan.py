@@ -45,7 +45,9 @@ class Plan:
 _layouts: WeakKeyDictionary[ProcessGroup, Layout | None] = WeakKeyDictionary()
 _host_counts: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 _plans: WeakKeyDictionary[ProcessGroup, Plan] = WeakKeyDictionary()
-_making = threading.Lock()
+# Of the threads that make the plan of a group: the first one does.
+_making: WeakKeyDictionary[ProcessGroup, threading.Lock] = WeakKeyDictionary()
+_lock = threading.Lock()
 _MAKING = "making groups within hosts and between them"
 
 
@@ -88,7 +90,9 @@ def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
     plan = _plans.get(key)
     if plan is not None:  # without the lock, as a call in the background may be what other ranks wait for
         return plan
-    with _making:
+    with _lock:
+        making = _making.setdefault(key, threading.Lock())
+    with making:
         plan = _plans.get(key)
         if plan is None:
             backend.check_group(group)
