@@ -50,7 +50,7 @@ def _run(
         async_op,
         body,
         result,
-        method=repr(compression),
+        method=compression.describe_one_step(),
         wire_bytes=wire_bytes,
         was_plain=was_plain,
         what=f"the compression {compression!r}",

@@ -48,8 +48,9 @@ class Compression:
         ratio: the share of elements that ``"topk"`` sends.
         rank: of the matrices that ``"powersgd"`` sends, 4 by default.
         between_hosts: encode only what travels between hosts, and reduce or gather within each host before; calls on
-            one host travel as they are. Where hosts have one rank each, or different numbers, everything is encoded.
-            Not for ``"powersgd"``; an all_to_all is not compressed then.
+            one host travel as they are. Where hosts have one rank each, or different numbers, everything is encoded,
+            and so it is of tensors that are not on the CPU. Not for ``"powersgd"``; an all_to_all is not compressed
+            then.
 
     Raises:
         ArgumentError: an option that the method does not have, or a value that is out of range.
@@ -112,10 +113,16 @@ class Compression:
         return self._described(repr(self.codec))
 
     def _described(self, codec: str) -> str:
+        return f"{self._of_everything(codec)}{' between hosts' * self.between_hosts}"
+
+    def _of_everything(self, codec: str) -> str:
         if self.codec is None:
             return f"{POWERSGD}(rank={self.rank})"
-        feedback, where = "+error_feedback" * self.error_feedback, " between hosts" * self.between_hosts
-        return f"{codec}{feedback}{where}"
+        return f"{codec}{'+error_feedback' * self.error_feedback}"
+
+    def describe_one_step(self) -> str:
+        """Return the method of a call in one step for the record: everything is encoded, whatever ``between_hosts``."""
+        return self._of_everything(repr(self.codec))
 
     def describe_call(self) -> str:
         """Return what ranks compare in each call: ``repr()``, with ``Codec.describe()`` for the codec."""
