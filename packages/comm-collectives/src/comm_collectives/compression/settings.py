@@ -98,8 +98,8 @@ class Compression:
             raise ArgumentTypeError(f"compression: between_hosts: got {shown(between_hosts)}; expected a flag")
         if between_hosts and self.codec is None:
             raise ArgumentError(
-                "compression: between_hosts is not for powersgd, whose factors go through all_reduce as they are, in "
-                "steps where that is faster; leave it out"
+                "compression: between_hosts is not for powersgd, whose factors go through all_reduce as they are; "
+                "leave it out"
             )
         self.between_hosts = bool(between_hosts)
         self._states: dict[str, State] = {}
