@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from comm_collectives.work import After, Completed, deliver
-from comm_utils import CommTimeoutError, PeerLostError, Work
+from comm_utils import CommTimeoutError, PeerLostError, Work, threads
+from comm_utils.torch_support.completing import COMPLETING
 
 
 class Communication:
@@ -231,6 +232,26 @@ def test_a_future_fails_as_the_operation_does() -> None:
     with pytest.raises(PeerLostError, match="gone"):
         work.get_future().wait()
     assert not work.is_success()
+
+
+def test_a_future_that_lacked_a_thread_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    communication = Communication()
+    work = After([communication], None, torch.ones(1))
+    with monkeypatch.context() as lacking:
+        lacking.setattr(COMPLETING, "_thread", None)
+        lacking.setattr(threads, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            work.get_future()
+    future = work.get_future()
+    communication.end()
+    deadline = time.monotonic() + 20
+    while not future.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert future.value() == [torch.ones(1)]
 
 
 def test_a_failing_callback_leaves_other_futures(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed import Work
 
 from comm_backend_ccl.work import CclWork
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.handle import future_of
 from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["C10dWork"]
@@ -72,23 +74,10 @@ class C10dWork(Work):
     def get_future(self) -> Any:
         """Completed by a thread of ours when the operation is."""
         if self._future is None:
-            self._future = torch.futures.Future()
-            # In a callback of another future, nobody else would complete this one.
-            if self.is_completed() or COMPLETING.is_this_thread():
-                self._complete()
-            else:
-                COMPLETING.add(self.is_completed, self._complete)
+            self._future = future_of(self, self._outputs, partial(COMPLETING.add, self.is_completed))
         return self._future if _is_called_by_python() else _for_cpp(self._future, self._outputs)
 
     getFuture = get_future
-
-    def _complete(self) -> None:
-        try:
-            self.wait()
-        except Exception as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(self._outputs)
 
 
 # --- futures for DDP's reducer and its built-in hooks, which are C++

@@ -12,7 +12,7 @@ import torch
 from comm_utils.torch_support.completing import COMPLETING
 from comm_utils.torch_support.uncompiled import uncompiled
 
-__all__ = ["Handle", "tensors_of"]
+__all__ = ["Handle", "future_of", "tensors_of"]
 
 
 @uncompiled
@@ -55,29 +55,43 @@ class Handle(ABC):
 
     def get_future(self) -> Any:
         if self._future is None:
-            tensors = list(tensors_of(self._result))
-            devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
-            future: Any = torch.futures.Future(devices=[*devices])
-            self._future = future
-
-            def complete() -> None:
-                try:
-                    self.wait()
-                except Exception as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(tensors)
-
-            # On a device, waiting and local work are ordered on the current stream, which is the caller's. In a
-            # callback of another future, nobody else would complete this one.
-            if devices or self.is_completed() or COMPLETING.is_this_thread():
-                complete()
-            else:
-                self._complete_later(complete)
+            self._future = future_of(self, list(tensors_of(self._result)), self._complete_later)
         return self._future
 
     def _complete_later(self, complete: Callable[[], None]) -> None:
         COMPLETING.add(self.is_completed, complete)
+
+
+def future_of(
+    work: Handle | torch.distributed.Work,
+    tensors: list[torch.Tensor],
+    complete_later: Callable[[Callable[[], None]], None],
+) -> Any:
+    """Return a future that gives ``tensors``, or the error of ``work``, once that has ended.
+
+    A caller that keeps the future does so only now: an error that comes before leaves one that nobody completes.
+
+    Args:
+        complete_later: calls what it gets when ``work`` has ended.
+    """
+    devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+    future: Any = torch.futures.Future(devices=[*devices])
+
+    def complete() -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(tensors)
+
+    # On a device, waiting and local work are ordered on the current stream, which is the caller's. In a callback of
+    # another future, nobody else would complete this one.
+    if devices or work.is_completed() or COMPLETING.is_this_thread():
+        complete()
+    else:
+        complete_later(complete)
+    return future
 
 
 def tensors_of(result: Any) -> Iterator[torch.Tensor]:
