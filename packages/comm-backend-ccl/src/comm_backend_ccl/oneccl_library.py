@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.torch_support.connecting import is_still_connecting
+from comm_utils.torch_support.dropped import Dropped
 
 __all__ = [
     "START_AGAIN",
@@ -78,30 +78,26 @@ class Handle:
         self.kept = kept
 
     def __del__(self) -> None:
-        # In one garbage, what owns the handle may still ask about it.
-        address, self.address = self.address, ctypes.c_void_p()
-        if address:
-            _dropped.append((address, self.kept))
-            with suppress(Exception):  # in a forked child, or as the interpreter ends
-                _release_what_ended()
-
-
-#: Operations whose handle was dropped before its release, and their tensors.
-_dropped: deque[tuple[ctypes.c_void_p, tuple[Any, ...]]] = deque()
-#: At so many of them, in turn, a call looks: it must not take longer the more there are.
-_LOOKS = 4
-
-
-def _release_what_ended() -> None:
-    for _ in range(min(_LOOKS, len(_dropped))):
-        try:
-            address, kept = _dropped.popleft()
-        except IndexError:  # another thread does the same
+        if not self.address:
             return
-        if _Loaded.library.comm_oneccl_wait(address, 0.0, None, 0) > 0:
-            _Loaded.library.comm_oneccl_release(address)
-        else:
-            _dropped.append((address, kept))
+        with suppress(Exception):  # in a forked child, or as the interpreter ends
+            add = _dropped.add  # first, as it is not there any more in the end
+            # Another handle: in one garbage, what owns this one may still ask about it.
+            kept = Handle(self.kept)
+            kept.address, self.address = self.address, ctypes.c_void_p()
+            add(kept)
+
+
+def _is_released(handle: Handle) -> bool:
+    """Release the operation if it has come to a good end, and return whether it has."""
+    if handle.address and _Loaded.library.comm_oneccl_wait(handle.address, 0.0, None, 0) <= 0:
+        return False
+    release(handle)
+    return True
+
+
+#: Operations whose handle was dropped before its release.
+_dropped = Dropped(_is_released)
 
 
 class _Call(ctypes.Structure):
@@ -350,7 +346,7 @@ def start(
         RuntimeError: oneCCL refused.
     """
     if _dropped:
-        _release_what_ended()
+        _dropped.look()
     sent = (ctypes.c_size_t * len(source_counts))(*source_counts) if source_counts else None
     received = (ctypes.c_size_t * len(target_counts))(*target_counts) if target_counts else None
     text = _message.buffer
@@ -375,7 +371,7 @@ def plan(
 
     def run(kept: tuple[Any, ...], source: int, target: int, count: int) -> Handle | None:
         if _dropped:
-            _release_what_ended()
+            _dropped.look()
         handle = Handle(kept)
         return None if call(settled, source, target, count, ctypes.byref(handle.address)) else handle
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Set
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
@@ -16,6 +15,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.dropped import Dropped
 from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.recorded_calls import Note
@@ -286,31 +286,25 @@ class CclWork(Handle):
                 self._note_end()
                 communicator.release(handle)
             else:
-                _abandon(communicator, handle, self.kept, self.note)
+                _abandoned.add((communicator, handle, self.kept, self.note))
         except Exception:  # in a forked child, or as the interpreter ends, modules are not what they were
             return
 
 
+def _has_ended(one: tuple[Operations, EngineHandle, Any, Note | None]) -> bool:
+    """Return whether an operation is complete, and note its end."""
+    communicator, handle, _, note = one
+    if not communicator.is_complete(handle):
+        return False
+    communicator.release(handle)
+    if note is not None:
+        note.end()
+    return True
+
+
 #: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing, and
 #: what the flight recorder has of them.
-_abandoned: deque[tuple[Operations, EngineHandle, Any, Note | None]] = deque()
-#: At so many of them, in turn, each drop looks: it must not take longer the more there are.
-_LOOKS = 4
-
-
-def _abandon(communicator: Operations, handle: EngineHandle, kept: Any, note: Note | None) -> None:
-    _abandoned.append((communicator, handle, kept, note))
-    for _ in range(min(_LOOKS, len(_abandoned))):
-        try:
-            one = _abandoned.popleft()
-        except IndexError:  # another thread does the same
-            return
-        if one[0].is_complete(one[1]):
-            one[0].release(one[1])
-            if one[3] is not None:
-                one[3].end()
-        else:
-            _abandoned.append(one)
+_abandoned = Dropped(_has_ended)
 
 
 def seconds(call: str, timeout: float | timedelta) -> float:

@@ -7,7 +7,6 @@ import gc
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -23,6 +22,7 @@ from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import SHORTEST_TIMEOUT, seconds_to_wait
 from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.dropped import Dropped
 from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
@@ -36,12 +36,8 @@ __all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
 _PATIENCE_AT_EXIT_S = 1.0
-#: Works whose handle was dropped before their end, what the flight recorder has of them, and how they are waited for.
-_abandoned: deque[tuple[Any, Note | None, Any]] = deque()
 # In the error of c10d's handle after the time that the caller gave; failures of libraries have other texts.
 _OVER = "Operation timed out!"
-# How many of these are looked at whenever a call begins or one is added.
-_LOOKS = 4
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
@@ -96,7 +92,7 @@ class TorchWork(Handle):
         self._waited = False
         self._failure: BaseException | None = None
         if _abandoned:
-            _look_at_abandoned()
+            _abandoned.look()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         limit_s = None if timeout is None else seconds_to_wait(timeout)
@@ -220,7 +216,7 @@ class TorchWork(Handle):
     def __del__(self) -> None:
         # A program that took the future of c10d's handle does not need this one.
         if not getattr(self, "_waited", True) and (self._note is not None or not self._work.is_completed()):
-            _let_go(self._work, self._note, self._own_wait)
+            _abandoned.add((self._work, self._note, self._own_wait))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -228,35 +224,17 @@ class TorchWork(Handle):
         return getattr(self._work, name)
 
 
-def _let_go(work: Any, note: Note | None, own_wait: Any) -> None:
-    """Keep a work that nobody holds until it is complete, and note its end then."""
-    _abandoned.append((work, note, own_wait))
-    _look_at_abandoned()
-
-
 def forget_abandoned() -> None:
     """Let go of all operations that have ended and whose handles were dropped: they keep the store of their group."""
-    _look_at_abandoned(len(_abandoned))
+    _abandoned.look(len(_abandoned))
 
 
-def _look_at_abandoned(most: int = _LOOKS) -> None:
+def _has_ended(one: tuple[Any, Note | None, Any]) -> bool:
+    """Return whether a work is complete, and note its end."""
     # A query would invalidate a graph that this thread captures; without a driver, even to ask for one fails.
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-        return
-    for _ in range(min(most, len(_abandoned))):
-        try:
-            one = _abandoned.popleft()
-        except IndexError:  # another thread looks as well
-            return
-        is_kept = True
-        try:
-            is_kept = not _has_ended(*one[:2])
-        finally:
-            if is_kept:
-                _abandoned.append(one)
-
-
-def _has_ended(work: Any, note: Note | None) -> bool:
+        return False
+    work, note, _ = one
     if not work.is_completed():
         return False
     if note is not None:
@@ -269,6 +247,10 @@ def _has_ended(work: Any, note: Note | None) -> bool:
         else:
             note.complete()
     return True
+
+
+#: Works whose handle was dropped before their end, what the flight recorder has of them, and how they are waited for.
+_abandoned = Dropped(_has_ended)
 
 
 class PolledWork(TorchWork):
@@ -419,6 +401,5 @@ def _let_works_finish() -> None:
         # Their destructors would wait for what does not end.
         for group in list(internals._world.pg_map):
             keep_in_memory(group)
-    for work, note, _ in list(_abandoned):
-        _has_ended(work, note)
+    forget_abandoned()
     wait_until_idle(unseen_s=0.02 if were_pending or c10d.is_initialized() else 0.0)
