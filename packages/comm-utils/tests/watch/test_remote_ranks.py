@@ -213,6 +213,27 @@ def test_few_members_tell_of_the_failure_of_their_group(box: Box) -> None:
     assert len(heard) == remote_ranks._MOST_TELLERS + 1
 
 
+def test_a_rank_that_ends_before_its_notice_is_written_hides_no_other(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hears, teller, written = _ranks(box, 2), _ranks(box, 1), []
+    with monkeypatch.context() as ending:
+        ending.setattr(box, "set", lambda *late: written.append(late))
+        _ranks(box, 0).tell("late", "PeerLostError", "rank 3 has ended")
+        _ranks(box, 0).tell("never", "PeerLostError", "rank 3 has ended")
+    said = [(f"group {number}", "PeerLostError", "rank 3 has ended") for number in range(4)]
+    for one in said:
+        teller.tell(*one)
+    assert _heard(hears) == said
+    box.set(*written[0])
+    assert _heard(hears) == [("late", "PeerLostError", "rank 3 has ended")]
+    for _ in range(2 * remote_ranks._MOST_LOOKS):
+        hears.notices()
+    before = box.gets
+    assert hears.notices() == []
+    assert box.gets == before
+
+
 # --- a store that does not answer, or raises
 
 

@@ -25,6 +25,8 @@ _GONE = (RuntimeError, OSError)
 _LARGEST_BYTES = 1 << 20
 # Of the notices of others, so many are read in a row: the questions of other ranks are answered after that.
 _MOST_NOTICES = 100
+# A notice that was counted and is not there is looked for so many times.
+_MOST_LOOKS = 50
 # So many ranks tell of the same error in a group, as one may end before it has: its other members say the same.
 _MOST_TELLERS = 3
 # So many ranks of a large group ask why it failed: each asks all others, and what they find reaches all.
@@ -55,6 +57,7 @@ class RemoteRanks:
         self._is_absent = self._is_closed = self._has_warned = False
         self._failures, self._retry_at, self._last_error = 0, 0.0, ""
         self._answered = self._read_notices = 0
+        self._missing_notices: dict[int, int] = {}  # counted and not yet found, and how often they were looked for
         self._published: bytes | None = None
 
     def _with_store(self, use: Callable[[Mailbox], _T]) -> _T | None:
@@ -184,9 +187,7 @@ class RemoteRanks:
         def publish(box: Mailbox) -> None:
             if box.add(f"{_PREFIX}/tellers/{error}/{group}", 1) > _MOST_TELLERS:
                 return
-            # Written before it is counted: who sees the count finds it.
-            box.set(f"{_PREFIX}/notice/{box.add(f'{_PREFIX}/notice-places', 1)}", data)
-            box.add(f"{_PREFIX}/notices", 1)
+            box.set(f"{_PREFIX}/notice/{box.add(f'{_PREFIX}/notices', 1)}", data)
 
         self._with_store(publish)
 
@@ -196,14 +197,21 @@ class RemoteRanks:
 
     def notices(self) -> list[tuple[str, str, str]]:
         """Return notices that were not returned before, the earliest ones: group, error and text of each."""
-        count = self._with_store(lambda box: box.add(f"{_PREFIX}/notices", 0)) or 0
+        count = self._with_store(lambda box: box.add(f"{_PREFIX}/notices", 0))
+        if count is None:
+            return []
         found = []
-        end = min(count, self._read_notices + _MOST_NOTICES)
-        while self._read_notices < end:
-            data = self._get(f"notice/{self._read_notices + 1}")
-            if data is None:  # another one was counted before it is there
+        last = min(count, self._read_notices + _MOST_NOTICES)
+        for number in [*self._missing_notices, *range(self._read_notices + 1, last + 1)]:
+            data = self._get(f"notice/{number}")
+            if data is None and not self._is_usable:
                 break
-            self._read_notices += 1
+            looks = self._missing_notices.pop(number, 0)
+            self._read_notices = max(self._read_notices, number)
+            if data is None:  # its rank is about to write it, or has ended
+                if looks < _MOST_LOOKS:
+                    self._missing_notices[number] = looks + 1
+                continue
             notice = decode_notice(data)
             if notice is not None:
                 found.append(notice)
