@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from comm_backend_ccl import member_records
+from comm_backend_ccl import member_records, store_messages
 from comm_backend_ccl.any_source import AnySource
 from comm_backend_ccl.store_messages import StoreMessages
 from comm_utils.errors import BackendUnavailableError
@@ -94,6 +94,51 @@ def test_a_message_with_a_tag_arrives() -> None:
 def test_a_message_of_another_size_than_it_says_writes_nothing(piece: bytes, text: str) -> None:
     with pytest.raises(RuntimeError, match=text):
         receive(piece)
+
+
+class InterruptedStore(HashStore):
+    """Let a signal handler raise once, when the method of this name has done its part."""
+
+    interrupts = ""
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, value)
+        self._interrupt("set")
+
+    def add(self, key: str, amount: int) -> int:
+        value = int(super().add(key, amount))
+        self._interrupt("add")
+        return value
+
+    def _interrupt(self, method: str) -> None:
+        if self.interrupts == method:
+            self.interrupts = ""
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["add", "set"])
+def test_a_message_after_an_interrupted_one_arrives(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_messages, "_CHUNK_BYTES", 2)
+    store, sent = InterruptedStore(), torch.arange(1, 5, dtype=torch.uint8)
+    sender, receiver = StoreMessages(store, 1, 2), StoreMessages(store, 0, 2)
+    store.interrupts = method
+    with pytest.raises(KeyboardInterrupt):
+        sender.send(sent, 0, 3)
+    sender.send(sent, 0, 3)
+    tensor = torch.zeros(4, dtype=torch.uint8)
+    assert receiver.within(receiver.receive(tensor, 1, 3), 0.0)
+    assert tensor.tolist() == sent.tolist()
+    assert store.add("message/bytes", 0) == 0
+
+
+def test_a_message_whose_announcement_was_interrupted_is_not_counted() -> None:
+    store = InterruptedStore()
+    sender = AnySource(store, 1, 2, lambda *_: None)
+    store.interrupts = "set"
+    with pytest.raises(KeyboardInterrupt):
+        sender.announce(0)
+    sender.announce(0)
+    assert store.get("sent/1/0") == b"1"
 
 
 def test_a_count_of_messages_that_is_none() -> None:

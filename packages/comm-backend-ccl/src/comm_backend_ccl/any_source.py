@@ -70,9 +70,9 @@ class AnySource:
         if not self._counts:
             return
         with self._lock:
-            self._sent[to] += 1
             try:
-                self._store.set(f"sent/{self._rank}/{to}", str(self._sent[to]))
+                self._store.set(f"sent/{self._rank}/{to}", str(self._sent[to] + 1))
+                self._sent[to] += 1  # not where a signal handler raises: that message is not sent
             except RuntimeError as error:
                 if raised_by_handler(error):
                     raise

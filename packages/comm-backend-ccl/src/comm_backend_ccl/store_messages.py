@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 
 import torch
 from torch.distributed import Store
@@ -70,21 +71,29 @@ class StoreMessages:
             ArgumentError: too much waits to be received; nothing was sent.
         """
         count = tensor.nbytes
+        starts = range(0, count, _CHUNK_BYTES) or (0,)
         with self._lock:
-            if self._store.add("message/bytes", count) > MOST_BYTES:
-                self._store.add("message/bytes", -count)
-                raise ArgumentError(
-                    f"send: a message of {count} bytes with tag {tag}: messages with tags go through the group's store "
-                    f"on oneCCL, which keeps {MOST_BYTES >> 20} MiB until they are received; receive earlier ones "
-                    "first, or send without a tag"
-                )
             key = self._key(self._rank, to, tag, self._sent[to, tag])
+            try:
+                if self._store.add("message/bytes", count) > MOST_BYTES:
+                    raise ArgumentError(
+                        f"send: a message of {count} bytes with tag {tag}: messages with tags go through the group's "
+                        f"store on oneCCL, which keeps {MOST_BYTES >> 20} MiB until they are received; receive earlier "
+                        "ones first, or send without a tag"
+                    )
+                content = b""
+                for piece, start in reversed(list(enumerate(starts))):
+                    content = ctypes.string_at(tensor.data_ptr() + start, min(_CHUNK_BYTES, count - start))
+                    if piece:
+                        self._store.set(f"{key}/{piece}", content)  # type: ignore[arg-type]  # torch takes bytes as well
+            except BaseException:
+                with suppress(RuntimeError):  # the store has gone
+                    self._store.add("message/bytes", -count)
+                raise
+            content = _HEAD.pack(count, ONECCL_DTYPES.get(tensor.dtype, _OTHER_DTYPE)) + content
+            # Just before: the receiver waits without end for a number that an interrupted send leaves out.
             self._sent[to, tag] += 1
-            starts = range(0, count, _CHUNK_BYTES)
-            for piece, start in reversed(list(enumerate(starts or [0]))):
-                part = ctypes.string_at(tensor.data_ptr() + start, min(_CHUNK_BYTES, count - start))
-                head = _HEAD.pack(count, ONECCL_DTYPES.get(tensor.dtype, _OTHER_DTYPE)) if piece == 0 else b""
-                self._store.set(f"{key}/{piece}", head + part)  # type: ignore[arg-type]  # torch takes bytes as well
+            self._store.set(f"{key}/0", content)  # type: ignore[arg-type]
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> StoreReceive:
         """Post a receive into ``tensor``; the earlier of two takes the earlier message."""
