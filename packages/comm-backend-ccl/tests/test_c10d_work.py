@@ -11,20 +11,15 @@ import torch
 
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_utils import threads
-from comm_utils.errors import CommTimeoutError
 from comm_utils.torch_support.completing import COMPLETING
 
 
 class Operation:
-    """Stand in for an operation under way; a wait with a limit takes all of it."""
+    """Stand in for an operation under way."""
 
     has_ended = False
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
-        if not self.has_ended:
-            assert timeout is not None
-            time.sleep(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
-            raise CommTimeoutError("not yet")
+    def wait(self, timeout: float | None = None) -> bool:
         return True
 
     def is_completed(self) -> bool:
@@ -49,3 +44,20 @@ def test_a_future_that_lacked_a_thread_can_be_asked_for_again(monkeypatch: pytes
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert future.value() == [torch.ones(1)]
+
+
+def test_one_limit_is_for_all_operations_of_a_handle() -> None:
+    limits: list[float] = []
+
+    class Slow(Operation):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            limits.append(timeout)
+            time.sleep(0.1)
+            return True
+
+    operations: list[Any] = [Slow(), Slow(), Slow()]
+    assert C10dWork.of_all([C10dWork(one, []) for one in operations], []).wait(timedelta(seconds=30))
+    assert limits[0] == 30
+    assert limits[1] <= 29.9
+    assert limits[2] <= 29.8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -45,8 +46,11 @@ class C10dWork(Work):
         return made
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        left_s = timeout.total_seconds() if timeout > _NO_LIMIT else None
+        end = time.monotonic() + (left_s or 0.0)
         for work in self._works:
-            work.wait(timeout if timeout > _NO_LIMIT else None)
+            work.wait(left_s)
+            left_s = None if left_s is None else max(0.0, end - time.monotonic())
         return True
 
     def synchronize(self) -> None:
