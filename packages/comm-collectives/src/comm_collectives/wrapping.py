@@ -75,8 +75,8 @@ class BackendWrapper:
             raise AttributeError(name)
         found = getattr(self.inner, name)
         if callable(found):  # the next look-up costs what it would cost there
+            self._passed_on.append(name)  # first: a view that another thread makes leaves these out
             self.__dict__[name] = found
-            self._passed_on.append(name)
         return found
 
     def around(
