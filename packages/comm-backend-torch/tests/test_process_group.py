@@ -30,6 +30,18 @@ def test_device_libraries(backend: str, expected: dict[str, str]) -> None:
     assert device_libraries(backend) == expected
 
 
+def spaced() -> list[float]:
+    backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
+    group = backend.create_group([0], "spaced", backend="cpu: gloo , cuda:gloo ")
+    tensor = torch.ones(2)
+    backend.all_reduce(tensor, "sum", group)
+    return tensor.tolist()
+
+
+def test_spaces_between_devices_of_a_group_are_left_out() -> None:
+    assert run_ranks(spaced, 1) == [[1.0, 1.0]]
+
+
 def test_gloo_serves_the_cpu() -> None:
     assert device_libraries("gloo")["cpu"] == "gloo"
 

@@ -31,6 +31,7 @@ def test_every_part_of_a_composite_is_checked() -> None:
     with pytest.raises(BackendUnavailableError, match="'ncccl' is not installed"):
         selector.choose("cpu:gloo,cuda:ncccl")
     assert selector.choose(" CPU:Gloo ").backend == "cpu:gloo"
+    assert selector.choose("cpu: gloo , cuda:gloo").backend == "cpu:gloo,cuda:gloo"
 
 
 def test_a_missing_package_is_named_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from comm_orchestrator.rendezvous.join import join, report_to_peers
 from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
 from comm_utils import active, process_limits, standard_descriptors
-from comm_utils.backend import Setup
+from comm_utils.backend import Setup, without_spaces
 from comm_utils.errors import (
     ArgumentError,
     BackendUnavailableError,
@@ -312,7 +312,7 @@ def _refuse_another_world_in_a_fork(options: InitOptions) -> None:
 
 
 def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
-    if dist_backend is not None and dist_backend.strip().lower() not in (found, _Current.named, "auto"):
+    if dist_backend is not None and without_spaces(dist_backend).lower() not in (found, _Current.named, "auto"):
         # DeepSpeed names its accelerator's library whatever the program has chosen, and nobody can change that.
         level = logging.INFO if _caller() == "deepspeed" else logging.WARNING
         logger.log(
@@ -368,7 +368,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
             active.activate(selector.activate(setup))
     _remember_process()
     _Current.started = StartedRanks(joined.point.store, launch.world_size) if launch.world_size > 1 else None
-    _Current.launch, _Current.named = launch, (settings.process_group.backend or "").strip().lower()
+    _Current.launch, _Current.named = launch, without_spaces(settings.process_group.backend or "").lower()
     if launch.rank == 0:
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", headline(choice, launch))

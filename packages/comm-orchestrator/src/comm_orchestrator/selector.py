@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import cast
 
-from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
+from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup, without_spaces
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
 from comm_utils.plugins import by_name, entry_points, load, said_twice
@@ -178,7 +178,7 @@ def choose(backend: str, device_type: str = "cpu") -> Choice:
     Raises:
         BackendUnavailableError: it cannot be had; names the package or variable that is missing.
     """
-    name = backend.strip().lower()
+    name = without_spaces(backend).lower()
     available = available_backends()
     if _BINDINGS in available:
         name = _with_bindings(name, device_type, "ccl" in available and available["ccl"].usable)

@@ -11,6 +11,7 @@ are dense in memory, sizes fit, ranks are members. Other operations are built on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,9 +33,15 @@ __all__ = [
     "Capabilities",
     "Setup",
     "Work",
+    "without_spaces",
 ]
 
 ENTRY_POINT_GROUP = "comm_utils.backends"
+
+
+def without_spaces(backend: str) -> str:
+    """Return the name of a backend without spaces around its parts, as torch takes it: ``"cpu:gloo,cuda:nccl"``."""
+    return re.sub(r"\s*([:,])\s*", r"\1", backend.strip())
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.active import how_to_initialize
+from comm_utils.backend import without_spaces
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError
 from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
@@ -194,6 +195,7 @@ class ProcessGroups:
         device_id: torch.device | None = None,
     ) -> ProcessGroup:
         if backend is not None:
+            backend = without_spaces(backend)
             try:
                 check_available(backend)
             except BackendUnavailableError as error:
