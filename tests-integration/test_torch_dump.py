@@ -79,14 +79,6 @@ def test_a_rank_that_does_not_call(tmp_path: Path) -> None:
     assert "world (gloo)" in found
 
 
-def test_a_rank_that_calls_another_operation(tmp_path: Path) -> None:
-    other = call("open", "all_gather_into_tensor", 1000)
-    found = analyzed(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, other], 2: [*STEP, HANGS]})
-    assert "Collective sequence number: 4 has errors" in found
-    # It takes the first rank that the folder lists for right.
-    assert "Error type: COLLECTIVE_TYPE_MISMATCH" in found
-
-
 @pytest.mark.parametrize("last", [[], [HANGS]], ids=["before its call", "in its call"])
 def test_a_rank_that_was_killed(tmp_path: Path, last: Plan) -> None:
     plans = {0: [*STEP, HANGS], 1: [*STEP, *last], 2: [*STEP, HANGS]}

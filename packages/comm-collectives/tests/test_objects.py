@@ -251,16 +251,6 @@ def test_point_to_point(capabilities: Capabilities) -> None:
     assert threads(2, capabilities).run(on_rank) == [None, (0, sent)]
 
 
-def test_receiving_from_whoever_sends_first() -> None:
-    def on_rank(rank: int) -> Any:
-        if rank == 2:
-            received = [[None], [None]]
-            return {objects.recv_object_list(one) for one in received}, sorted(map(str, received))
-        return objects.send_object_list([f"from {rank}"], group_dst=2)
-
-    assert threads(3).run(on_rank)[2] == ({0, 1}, ["['from 0']", "['from 1']"])
-
-
 def test_ranks_are_global() -> None:
     def on_rank(rank: int) -> Any:
         return objects.broadcast_object(rank, 7), objects.reduce_object(rank, 4), default(rank)
