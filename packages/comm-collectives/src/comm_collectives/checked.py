@@ -19,8 +19,9 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.call_descriptions import Description, description_of, mismatch, part_mismatch
-from comm_collectives.checked_messages import CheckedReceive, CheckedSend
+from comm_collectives.checked_messages import CheckedReceive
 from comm_collectives.receive_turns import Turn, queue_up
+from comm_collectives.work import After
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work
@@ -140,7 +141,7 @@ class CheckingBackend(BackendWrapper):
             return self.inner.isend(tensor, dst, group, tag, group_dst)
         announced = self.inner.isend(self._announced(tensor), dst, group, tag, group_dst)
         work = self.inner.isend(tensor, dst, group, tag, group_dst)
-        return CheckedSend(announced, work, tensor)
+        return After([announced, work], None, tensor)
 
     def recv(
         self,

@@ -1,4 +1,4 @@
-"""The handles of messages that are preceded by their descriptions."""
+"""The handle of a message that is received after its description."""
 
 from __future__ import annotations
 
@@ -18,24 +18,7 @@ from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
-__all__ = ["CheckedReceive", "CheckedSend"]
-
-
-class CheckedSend(Handle):
-    """See ``comm_utils.backend.Work``: a message and the description that was sent before it, both under way."""
-
-    def __init__(self, description: Work, message: Work, result: Any) -> None:
-        self._both, self._result = (description, message), result
-
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        end = _end(timeout)
-        return all(one.wait(_left(end)) for one in self._both)
-
-    def is_completed(self) -> bool:
-        return all(one.is_completed() for one in self._both)
-
-    def exception(self) -> BaseException | None:
-        return next((found for one in self._both if (found := one.exception()) is not None), None)
+__all__ = ["CheckedReceive"]
 
 
 class CheckedReceive(Handle):
