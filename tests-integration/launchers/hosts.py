@@ -67,9 +67,13 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def two_hosts(first: str, second: str) -> Iterator[tuple[Host, Host]]:
-    """Two hosts of these names, with one network between them. Both resolve both names, and know no others."""
-    with _hosts((first, second)) as (a, b):
+def two_hosts(first: str, second: str, own_address: str = "") -> Iterator[tuple[Host, Host]]:
+    """Two hosts of these names, with one network between them. Both resolve both names, and know no others.
+
+    Args:
+        own_address: of a host's own name on itself; empty: its address in the network.
+    """
+    with _hosts((first, second), own_address) as (a, b):
         link = ["ip", "link", "add", "eth0", "netns", str(a.pid), "type", "veth", "peer", "eth0", "netns", str(b.pid)]
         _call(Command(link))
         _set_up(a, b)
@@ -90,15 +94,16 @@ def three_hosts(first: str, second: str, third: str) -> Iterator[tuple[Host, Hos
 
 
 @contextlib.contextmanager
-def _hosts(names: Sequence[str]) -> Iterator[list[Host]]:
+def _hosts(names: Sequence[str], own_address: str = "") -> Iterator[list[Host]]:
     addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-")))
         mark = stack.enter_context(marked())
-        table = folder / "hosts"
-        known = "".join(f"{address} {name}\n" for name, address in addresses.items())
-        table.write_text(f"127.0.0.1 localhost\n{known}")
-        yield [Host(name, addresses[name], stack.enter_context(_held(name, table, mark))) for name in names]
+        tables = {name: folder / name for name in names}
+        for own, table in tables.items():
+            known = {**addresses, own: own_address or addresses[own]}
+            table.write_text("127.0.0.1 localhost\n" + "".join(f"{known[name]} {name}\n" for name in names))
+        yield [Host(name, addresses[name], stack.enter_context(_held(name, tables[name], mark))) for name in names]
 
 
 def _set_up(*hosts: Host) -> None:

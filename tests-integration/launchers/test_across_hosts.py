@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from comm_utils.testing import patience
+from launchers import hosts, torchrun
 from launchers.hosts import Host
 from launchers.launcher import Launcher, reports
 from launchers.processes import run
@@ -43,6 +45,15 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("script") / "program.py"
     path.write_text(SCRIPT)
     return path
+
+
+@pytest.fixture(scope="module")
+def two_debians() -> Iterator[tuple[Host, Host]]:
+    """Two hosts that resolve their own name as Debian's installer writes it into /etc/hosts."""
+    if reason := hosts.missing():
+        pytest.skip(reason)
+    with hosts.two_hosts("node01", "node02", "127.0.1.1") as both:
+        yield both
 
 
 def start(
@@ -131,6 +142,22 @@ def test_a_name_that_only_one_host_knows(two_hosts: tuple[Host, Host], script: P
     # The other way round it is no mistake: rank 0 cannot know how the others call its host.
     for found in start(two_hosts, script, {"MASTER_ADDR": "localhost"}, {}):
         assert found["t"] == [3.0, 3.0]
+
+
+def test_a_host_whose_own_name_means_the_loopback_interface(two_debians: tuple[Host, Host], script: Path) -> None:
+    """Ranks 0 and 2 are on one host, and rank 2 reaches rank 0 over loopback, which leads rank 1 nowhere."""
+    for found in start(two_debians, script, {}, {}, {}):
+        assert (found.get("t"), found.get("interface")) == ([6.0, 6.0], "eth0"), found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_torchrun_on_hosts_whose_own_names_mean_the_loopback_interface(
+    two_debians: tuple[Host, Host], script: Path, ranks: int
+) -> None:
+    """The store is in torchrun's agent, so that rank 0 connects to it over loopback as well."""
+    program = [sys.executable, str(script), "20"]
+    for found in reports(torchrun.over_hosts(two_debians).run(program, ranks)):
+        assert (found.get("t"), found.get("interface")) == ([ranks * (ranks + 1) / 2] * 2, "eth0"), found
 
 
 MPI_SCRIPT = """

@@ -72,6 +72,31 @@ def test_several_hosts_of_which_no_address_is_known(monkeypatch: pytest.MonkeyPa
     assert interfaces.variables({}, "", FOUND, ccl=False) == {}
 
 
+def test_a_peers_name_that_means_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0's host resolves MASTER_ADDR: anything but the loopback interface leads to other hosts."""
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "127.0.0.1")
+    monkeypatch.setattr(interfaces, "outward_address", lambda found: "10.0.0.5")
+    assert interfaces.variables({}, "node01", FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.mark.parametrize(
+    ("address", "usable"),
+    [
+        ("10.0.0.5", True),
+        ("169.254.0.5", True),
+        ("fd00::5", True),
+        ("127.0.1.1", False),
+        ("::1", False),
+        ("fe80::1", False),
+        ("fe80::1%eth0", False),
+        ("no address", False),
+        (None, False),
+    ],
+)
+def test_addresses_that_other_hosts_can_use(address: str | None, usable: bool) -> None:
+    assert interfaces.is_for_other_hosts(address) is usable
+
+
 def test_on_one_host_it_is_the_loopback_interface() -> None:
     assert interfaces.variables({}, None, FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
     only_ipv6 = {"eth0": ["fd00::1"], "lo": ["::1"]}

@@ -13,7 +13,15 @@ import psutil
 
 from comm_utils.errors import LaunchError
 
-__all__ = ["Addresses", "addresses", "interface_for", "local_address_to", "matching", "variables"]
+__all__ = [
+    "Addresses",
+    "addresses",
+    "interface_for",
+    "is_for_other_hosts",
+    "local_address_to",
+    "matching",
+    "variables",
+]
 
 Addresses = Mapping[str, list[str]]
 
@@ -58,6 +66,14 @@ def local_address_to(host: str) -> str | None:
                 sock.connect(address)
                 return str(sock.getsockname()[0])
     return None
+
+
+def is_for_other_hosts(address: str | None) -> bool:
+    """Return True where another host can use ``address``: it has a loopback address itself, and link-local ones too."""
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(address or "")
+        return not (parsed.is_loopback or (parsed.version == 6 and parsed.is_link_local))
+    return False
 
 
 def outward_address(found: Addresses) -> str | None:
@@ -125,7 +141,9 @@ def variables(
         LaunchError: a pattern that means none of this machine's interfaces, or an interface without an address, also
             the loopback interface where gloo is to use it.
     """
-    own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else outward_address(found)
+    own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else None
+    if peer is not None and not is_for_other_hosts(own):  # Debian resolves a host's own name to 127.0.1.1
+        own = outward_address(found)
     chosen = interface_for(own, found)
     result: dict[str, str] = {}
     asked = given.get("GLOO_SOCKET_IFNAME") or None  # empty counts as not set, as it does for gloo

@@ -103,11 +103,18 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     if launch.rank == 0 and named is None:
         selector.warn_of_fall_back(choice, kind)
     launch = rank_discovery.with_hosts(launch, agreed["host_of"])
-    addresses = agreed["addresses"]
-    others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
-    peer = others[0] if others else (launch.master_addr or "") if len(addresses) > 1 else None
+    peer = _peer(launch, agreed["host_of"], agreed["addresses"])
     device, processes = agreed["devices"][launch.rank], _processes(agreed)
     return RendezvousResult(launch, agreed["host_of"], choice, point, peer, kind, device, processes)
+
+
+def _peer(launch: LaunchInfo, host_of: Sequence[int], addresses: Sequence[str | None]) -> str | None:
+    """Return an address of another host, empty where none is known; None where all ranks are on this one."""
+    if len(addresses) == 1:
+        return None
+    own = host_of[launch.rank]
+    others = [address for host, address in enumerate(addresses) if host != own and address is not None]
+    return others[0] if others else launch.master_addr or ""
 
 
 def _meet_within(
@@ -244,7 +251,8 @@ def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dic
     order = {host_id: number for number, host_id in enumerate(dict.fromkeys(one.host_id for one in records))}
     addresses: list[str | None] = [None] * len(order)
     for one in records:
-        addresses[order[one.host_id]] = addresses[order[one.host_id]] or one.address
+        if interfaces.is_for_other_hosts(one.address):  # ranks of rank 0's host may have come over loopback
+            addresses[order[one.host_id]] = addresses[order[one.host_id]] or one.address
     indices = device_indices(records)
     names = {one.host_id: one.host for one in records}
     spaces = {space: number for number, space in enumerate(dict.fromkeys(one.pid_space for one in records))}
