@@ -75,6 +75,28 @@ def test_all_ranks_learn_whose_limit_it_is(rank_environment: dict[str, Any]) -> 
         assert "rank 1 can open 18 more files" in message
 
 
+def start_at_a_url(address_space_mib: int | None) -> str:
+    place = [os.environ.pop(name) for name in ("MASTER_PORT", "RANK", "WORLD_SIZE")]
+    port, rank, world_size = map(int, place)
+    if address_space_mib is not None:
+        limit_address_space(address_space_mib)
+    with pytest.raises(dist.BackendUnavailableError) as caught:
+        dist.init_distributed(
+            "gloo",
+            verbose=False,
+            timeout=30,
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=world_size,
+        )
+    return str(caught.value)
+
+
+def test_all_ranks_learn_whose_limit_it_is_at_a_url(rank_environment: dict[str, Any]) -> None:
+    for message in run_ranks(start_at_a_url, 2, per_rank([None, 40]), env=rank_environment):
+        assert "init_distributed: rank 1 can map " in message
+
+
 def make_groups() -> tuple[str, int]:
     dist.init_distributed("gloo", verbose=False, timeout=30)
     dist.all_reduce(torch.ones(3))

@@ -253,6 +253,32 @@ def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: i
     works(pool, 2)
 
 
+def attempt_at_a_place(source: str, changes: dict[str, str]) -> Ended:
+    """Meet at this job's port, which ``source`` names instead of MASTER_PORT."""
+    port, config = os.environ["MASTER_PORT"], {}
+    url = f"tcp://127.0.0.1:{port}"
+    place: dict[str, str | None] = {"MASTER_PORT": None}
+    if source == "port":
+        place["COMM_LAUNCH__MASTER_PORT"] = port
+    elif source == "variable":
+        place["COMM_PROCESS_GROUP__INIT_METHOD"] = url
+    else:
+        config = {"process_group": {"backend": "gloo", "init_method": url}}
+    return attempt({**place, **changes}, limit_s=30.0, config=config)
+
+
+@pytest.mark.parametrize(("source", "culprit"), [("port", 1), ("variable", 1), ("dict", 0)])
+def test_a_configuration_that_is_wrong_on_one_rank_also_says_where_they_meet(
+    bare_pools: Pools, source: str, culprit: int
+) -> None:
+    changes: list[dict[str, str]] = [{}, {}]
+    changes[culprit] = {"COMM_TIMEOUTS__COLLECTIVE_S": "soon"}
+    found = bare_pools(2).run(attempt_at_a_place, source, per_rank(changes))
+    for one in found:
+        assert one.text.startswith("ConfigurationError: "), one.text
+        assert "COMM_TIMEOUTS__COLLECTIVE_S" in one.text
+
+
 def serving_slowly(takes_s: float) -> Ended:
     """Rank 0's client of its own store takes a while, as where the name service does not answer torch."""
     with pytest.MonkeyPatch.context() as patch:

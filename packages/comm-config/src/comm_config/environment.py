@@ -12,16 +12,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from comm_config.errors import ConfigError, closest, shorten
-from comm_config.files import parse_object
+from comm_config.files import FILE_VARIABLE, parse_object
 from comm_config.keys import Path, dotted, leaves, members, nested, sections
 from comm_config.models import CommConfig
 from comm_config.secret import SECRET_VARIABLE
 from comm_config.validation import validate
 
-__all__ = ["FILE_VARIABLE", "environment_settings", "environment_variables", "unknown_variables", "warn_unknown"]
-
-FILE_VARIABLE = "COMM_CONFIG"
-"""Names the configuration file where none was given."""
+__all__ = ["environment_settings", "environment_variables", "unknown_variables", "warn_unknown"]
 
 _PREFIX = "COMM_"
 # Read by comm_utils.testing.

@@ -9,7 +9,10 @@ from typing import Any
 
 from comm_config.errors import ConfigError
 
-__all__ = ["parse_object", "read_object"]
+__all__ = ["FILE_VARIABLE", "parse_object", "read_object"]
+
+FILE_VARIABLE = "COMM_CONFIG"
+"""Names the configuration file where none was given."""
 
 # Far more than any configuration has; a pipe or a device never ends.
 _MOST_CHARACTERS = 1 << 24

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from comm_config.compression import check_options
 from comm_config.deepspeed import log_training, our_part
-from comm_config.environment import FILE_VARIABLE, environment_settings, warn_unknown
+from comm_config.environment import environment_settings, warn_unknown
 from comm_config.errors import ConfigError, shorten
-from comm_config.files import read_object
+from comm_config.files import FILE_VARIABLE, read_object
 from comm_config.keys import Path, dotted, leaves, nested, set_values
 from comm_config.models import CommConfig
 from comm_config.validation import validate

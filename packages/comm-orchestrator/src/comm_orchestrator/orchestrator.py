@@ -18,6 +18,7 @@ import torch.distributed as c10d
 from torch.distributed import Store
 
 import comm_config
+from comm_config.rendezvous import rendezvous_settings
 from comm_orchestrator import interfaces, rank_discovery, selector
 from comm_orchestrator.environment import apply_variables, restore_variables
 from comm_orchestrator.rendezvous.authentication import remove_secrets
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 _START_UP_TIMEOUT = timedelta(minutes=30)
+_THIS_RANK = "init_distributed: this rank"
 # A report to the peers takes fewer descriptors than a world.
 _DESCRIPTORS_FOR_REPORT = 12
 # Two of the watch, and on rank 0 that of the store; libraries check for their own.
@@ -115,9 +117,12 @@ def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
     Raises:
         ConfigurationError: names the source and the key.
     """
-    dotted = {name.replace("__", "."): value for name, value in overrides.items() if value is not None}
+    return _resolved(config, {name.replace("__", "."): value for name, value in overrides.items()})
+
+
+def _resolved(config: Any, overrides: Mapping[str, Any]) -> comm_config.Settings:
     try:
-        return comm_config.resolve(_plain(config), overrides=dotted)
+        return comm_config.resolve(_plain(config), overrides=overrides)
     except comm_config.ConfigError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -173,7 +178,7 @@ def initialize(options: InitOptions) -> InitResult:
             )
         _check_limits_early(options)
     try:
-        settings = _settings(options)
+        settings = _resolved(options.config, _overrides(options))
     except ConfigurationError as error:
         if not (active.is_active() or c10d.is_initialized() or options.dist_init_required is False):
             _report_to_peers(options, error)
@@ -230,46 +235,37 @@ def _let_go(error: BaseException) -> None:
             pending += [one.__cause__, one.__context__]
 
 
-def _settings(options: InitOptions) -> comm_config.Settings:
-    timeout = options.timeout
-    return load_config(
-        options.config,
-        process_group__backend=options.dist_backend,
-        process_group__init_method=options.init_method,
-        timeouts__collective_s=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
-        launch__master_port=_given_port(options),
-        launch__auto_mpi_discovery=None if options.auto_mpi_discovery is True else options.auto_mpi_discovery,
-    )
+def _overrides(options: InitOptions) -> dict[str, Any]:
+    """Return the settings that the program passed as arguments; None where one has its default."""
+    timeout, port, asks_mpi = options.timeout, options.distributed_port, options.auto_mpi_discovery
+    return {
+        "process_group.backend": options.dist_backend,
+        "process_group.init_method": options.init_method,
+        "timeouts.collective_s": timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
+        "launch.master_port": None if port == InitOptions.distributed_port else port,
+        "launch.auto_mpi_discovery": None if asks_mpi is True else asks_mpi,
+    }
 
 
-def _given_port(options: InitOptions) -> int | None:
-    """Return the port that the program passed; None where it is the default."""
-    return None if options.distributed_port == InitOptions.distributed_port else options.distributed_port
-
-
-def _report_to_peers(options: InitOptions, error: ConfigurationError) -> None:
-    """Not leave the other ranks waiting for one that cannot come."""
+def _report_to_peers(options: InitOptions, error: CommError) -> CommError:
+    """Not leave the other ranks waiting for one that cannot come; return the error, which then names the rank."""
     with suppress(CommError, comm_config.ConfigError):
-        where = {"process_group.init_method": options.init_method, "launch.master_port": _given_port(options)}
-        known = comm_config.resolve(environ={}, overrides=where)
-        own_rendezvous = options.init_method is not None or options.store is not None
+        known = rendezvous_settings(_plain(options.config), os.environ, _overrides(options))
+        own_rendezvous = known.process_group.init_method is not None or options.store is not None
         launch = rank_discovery.find(os.environ, options.rank, options.world_size, known, own_rendezvous)
-        report_to_peers(launch, known, _START_UP_TIMEOUT, options.store, error)
+        error = type(error)(str(error).replace(_THIS_RANK, f"init_distributed: rank {launch.rank}", 1))
+        start_s = known.timeouts.init_s
+        limit = _START_UP_TIMEOUT if start_s is None else timedelta(seconds=start_s)
+        report_to_peers(launch, known, limit, options.store, error)
+    return error
 
 
 def _check_limits_early(options: InitOptions) -> None:
     """Check the limits before the configuration is read, for which there may not be enough memory."""
     try:
-        process_limits.check_address_space("init_distributed: this rank", _ADDRESS_SPACE_MIB)
+        process_limits.check_address_space(_THIS_RANK, _ADDRESS_SPACE_MIB)
     except CommError as lack:
-        with suppress(CommError, comm_config.ConfigError):
-            plain = comm_config.resolve(environ={})
-            own_rendezvous = options.init_method is not None or options.store is not None
-            launch = rank_discovery.find(os.environ, options.rank, options.world_size, plain, own_rendezvous)
-            text = str(lack).replace("this rank", f"rank {launch.rank}", 1)
-            lack = type(lack)(text)
-            report_to_peers(launch, plain, _START_UP_TIMEOUT, options.store, lack)
-        raise lack from None
+        raise _report_to_peers(options, lack) from None
 
 
 def _adopt(options: InitOptions) -> None:
