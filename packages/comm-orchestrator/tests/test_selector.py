@@ -324,6 +324,18 @@ def test_a_backend_that_lacks_operations_does_not_start(
         sys.modules.pop("faulty_provider", None)
 
 
+def test_a_backend_whose_start_fails_late_leaves_no_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call would adopt it, and run on another library than the one that was named."""
+    late = INCOMPLETE.replace("return Few() if RETURNS else None", "raise OSError('out of memory')")
+    install_faulty(tmp_path, monkeypatch, late)
+    try:
+        with pytest.raises(OSError, match="out of memory"):
+            selector.activate(Setup("faulty", 0, 1, c10d.HashStore()))
+        assert not c10d.is_initialized()
+    finally:
+        sys.modules.pop("faulty_provider", None)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL is usable here")
 def test_nccl_without_a_device_says_so() -> None:
     with pytest.raises(BackendUnavailableError, match="backend 'nccl' cannot be used"):

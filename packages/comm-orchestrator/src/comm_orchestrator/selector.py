@@ -273,16 +273,20 @@ def activate(setup: Setup) -> Backend:
     first = setup.backend.split(",")[0].rpartition(":")[2]
     for name, provider in _providers().items():
         if first in _availability(name, provider):
-            found = provider.initialize(setup)
-            try:
-                return _checked(found, name)
-            except BackendUnavailableError:
-                import torch.distributed as c10d  # this module loads without torch
-
-                if c10d.is_initialized():  # a later call would adopt it
-                    c10d.destroy_process_group()
-                raise
+            return _started(provider, setup, name)
     raise BackendUnavailableError(f"no installed package provides backend {setup.backend!r}")
+
+
+def _started(provider: BackendProvider, setup: Setup, name: str) -> Backend:
+    import torch.distributed as c10d  # this module loads without torch
+
+    existed = c10d.is_initialized()
+    try:
+        return _checked(provider.initialize(setup), name)
+    except BaseException:
+        if c10d.is_initialized() and not existed:  # a later call would adopt it
+            c10d.destroy_process_group()
+        raise
 
 
 def _checked(backend: Backend, name: str) -> Backend:
