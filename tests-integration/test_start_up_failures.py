@@ -27,6 +27,7 @@ import comm_config
 import comm_orchestrator as dist
 from comm_orchestrator import devices
 from comm_orchestrator.rendezvous import join, store
+from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils import threads
 from comm_utils.testing import RankPool, patience, per_rank
@@ -251,6 +252,24 @@ def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: i
         assert one.took_s < 8 * patience()
     assert f"rank {culprit}" in found[1 - culprit].text
     works(pool, 2)
+
+
+def attempt_and_end(changes: dict[str, str], later_s: float) -> Ended:
+    """As a process that ends right after, and removes the secret that it has made."""
+    found = attempt({**changes, "TORCHELASTIC_USE_AGENT_STORE": "True"}, later_s, limit_s=30.0)
+    remove_secrets()
+    return found
+
+
+def test_a_configuration_that_is_wrong_on_a_rank_before_the_other_one_comes(bare_pools: Pools) -> None:
+    """The records stay in the store of torchrun's agent, but not the secret with which they are signed."""
+    agents = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    common = {"MASTER_PORT": str(agents.port), "LOCAL_WORLD_SIZE": "2"}
+    changes = per_rank([{**common, "COMM_TIMEOUTS__COLLECTIVE_S": "soon"}, common])
+    first, second = bare_pools(2).run(attempt_and_end, changes, per_rank([0.0, 1.0]))
+    assert first.text.startswith("ConfigurationError: "), first.text
+    assert second.text.startswith("ConfigurationError: "), second.text
+    assert "rank 0" in second.text
 
 
 def attempt_at_a_place(source: str, changes: dict[str, str]) -> Ended:

@@ -33,6 +33,7 @@ __all__ = [
     "can_share_secrets",
     "environment_secret",
     "file_secret",
+    "keeps_secrets",
     "remove_secrets",
     "share_secret",
 ]
@@ -209,6 +210,11 @@ def file_secret(identity: str) -> bytes | None:
         if time.monotonic() > end:
             return None
         time.sleep(0.05)
+
+
+def keeps_secrets() -> bool:
+    """Return True where other ranks need a file that ends with this process."""
+    return bool(_written)
 
 
 def remove_secrets() -> None:

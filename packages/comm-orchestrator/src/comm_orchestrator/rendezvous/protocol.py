@@ -53,14 +53,15 @@ class RendezvousPoint:
 
     Attributes:
         store: of this rendezvous alone.
-        hosted: the store ends with this process, which therefore leaves a failed rendezvous last.
+        hosted: the store, or the secret of its records, ends with this process, which therefore leaves a failed
+            rendezvous last.
         address: this machine's, towards rank 0; None where no connection was made.
         description: ``"at host:port (why there)"`` or the like; empty in a world of one.
         doubt: called when ranks are missing; returns what may be wrong with the address.
         seal: signs and checks the records, where the ranks share a secret.
         agreed: called by one rank when all agreed.
         failed: called by each rank after it has read why they cannot go on.
-        given_up: called by the rank that hosts the store when it stops waiting for others to read that.
+        given_up: called by such a process when it stops waiting for others to read that.
     """
 
     store: Store

@@ -9,7 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from comm_orchestrator.rendezvous.authentication import (
     can_share_secrets,
     environment_secret,
     file_secret,
+    keeps_secrets,
     share_secret,
 )
 from comm_orchestrator.rendezvous.client import (
@@ -197,7 +198,8 @@ def _agents(
         return share_secret(f"{address.host}:{address.port} {launch.job_id} {attempt} {number}")
 
     description = f"in the store of torchrun's agent at {address}"
-    return _persistent(store, (str(address), attempt), own, description, of_number)
+    point = _persistent(store, (str(address), attempt), own, description, of_number)
+    return replace(point, hosted=keeps_secrets())  # late ranks read no record once this process has removed the file
 
 
 def _on_one_host(address: _Address, launch: LaunchInfo) -> bool:
