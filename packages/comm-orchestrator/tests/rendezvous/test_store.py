@@ -7,14 +7,16 @@ import socket
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
+from comm_config import resolve
 from comm_orchestrator.rendezvous import store
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import PortInUseError
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
 LIMIT = timedelta(seconds=10)
@@ -132,3 +134,23 @@ def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, answer: byte
         with pytest.raises(CommTimeoutError, match=f"rank 1 of 2: .* does not answer like a store .*: {said}"):
             join(listener.getsockname()[1], deadline)
         assert (deadline.left_s() > 0) == bool(answer)
+
+
+def opened(init_method: str | None, launch: LaunchInfo = LAUNCH) -> store.RendezvousPoint:
+    settings = resolve(environ={}, overrides={"process_group.init_method": init_method})
+    return store.open_store(launch, settings, LIMIT, Deadline(10), None)
+
+
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_a_file_of_this_host_is_checked(tmp_path: Path, host: str) -> None:
+    url = f"file://{host}{tmp_path}/meet"
+    assert opened(url).description.startswith(f"at {url} ")
+    tmp_path.chmod(0o777)
+    with pytest.raises(LaunchError, match="every user may replace files in its folder"):
+        opened(url)
+
+
+def test_a_file_of_another_host_is_refused() -> None:
+    """torch would take the file /meet."""
+    with pytest.raises(LaunchError, match=r"a file of the host 'tmp'; expected .*, such as 'file:///tmp/meet'"):
+        opened("file://tmp/meet")

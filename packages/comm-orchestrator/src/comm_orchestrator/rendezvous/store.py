@@ -103,7 +103,12 @@ def open_store(
     init_method = settings.process_group.init_method
     url, url_port = parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
-    if url.scheme == "file" and not url.netloc:
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost"):  # as of file://tmp/meet, of which torch takes /meet
+            raise LaunchError(
+                f"init_distributed: init_method: got {init_method!r}, a file of the host {url.netloc!r}; expected "
+                f"file:///path, such as 'file:///{url.netloc}{url.path}'"
+            )
         if not url.path and launch.world_size == 1:
             return RendezvousPoint(HashStore(), hosted=True)
         if not url.path:
