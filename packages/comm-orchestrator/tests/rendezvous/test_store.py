@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from comm_config import resolve
 from comm_orchestrator.rendezvous import store
@@ -154,3 +154,12 @@ def test_a_file_of_another_host_is_refused() -> None:
     """torch would take the file /meet."""
     with pytest.raises(LaunchError, match=r"a file of the host 'tmp'; expected .*, such as 'file:///tmp/meet'"):
         opened("file://tmp/meet")
+
+
+@pytest.mark.parametrize("agents", ["True", "False"])
+def test_a_world_of_one_needs_no_port(monkeypatch: pytest.MonkeyPatch, agents: str) -> None:
+    """Each of several processes that torchrun has started may be one."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agents)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        alone = LaunchInfo("arguments", 0, 1, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
+        assert isinstance(opened(None, alone).store, HashStore)

@@ -125,7 +125,8 @@ def open_store(
                 "world_size as arguments of init_distributed"
             )
         address = _Address(url.hostname, url_port, f"init_method, {source}")
-    elif launch.master_addr is None and launch.world_size == 1:
+    elif launch.world_size == 1 and (init_method is None or launch.master_addr is None):
+        # Several processes with one MASTER_PORT, as torchrun's, may each be a world.
         return RendezvousPoint(HashStore(), hosted=True)
     else:
         address = _masters(launch, settings.launch.master_port)

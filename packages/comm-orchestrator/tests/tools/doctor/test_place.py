@@ -180,6 +180,8 @@ def test_the_port(free_port: int) -> None:
         assert f"port {free_port} of 127.0.0.1, where rank 0 is to listen, is in use by pid {os.getpid()}," in one.found
         assert "MASTER_PORT" in one.remedy
         assert levels(network.check_port(alone, {}, free_port)) == ["warning"]
+        with_address = LaunchInfo("environment", 0, 1, 0, 1, 0, "127.0.0.1", free_port)
+        assert levels(network.check_port(with_address, {}, 1)) == ["warning"]
         assert levels(network.check_port(job, {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 1)) == ["ok"]
         assert network.check_port(LaunchInfo("torchrun", 1, 2, 1, 2, 0, "127.0.0.1", free_port), {}, 1) == []
 

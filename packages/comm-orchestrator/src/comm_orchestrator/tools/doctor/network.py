@@ -138,7 +138,8 @@ def check_port(launch: LaunchInfo, environ: Mapping[str, str], default_port: int
     who = who_listens(port)
     text = f"port {port} of {host}, where rank 0 is to listen, is in use" + (f" by {who}" if who else "")
     # One process alone needs no port; the next launch from here might.
-    return [Finding("problem" if launch.master_addr is not None else "warning", "port", text, _PORT_REMEDY)]
+    needs_port = launch.world_size > 1 and launch.master_addr is not None
+    return [Finding("problem" if needs_port else "warning", "port", text, _PORT_REMEDY)]
 
 
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
