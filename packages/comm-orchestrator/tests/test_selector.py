@@ -34,6 +34,12 @@ def test_every_part_of_a_composite_is_checked() -> None:
     assert selector.choose("cpu: gloo , cuda:gloo").backend == "cpu:gloo,cuda:gloo"
 
 
+def test_the_devices_of_a_composite_are_checked() -> None:
+    with pytest.raises(BackendUnavailableError, match="'cpu:gloo,foo:gloo' names the device 'foo', which torch does"):
+        selector.choose("cpu:gloo,foo:gloo")
+    assert selector.choose("cpu:gloo,cuda:gloo").backend == "cpu:gloo,cuda:gloo"
+
+
 def test_a_missing_package_is_named_with_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selector, "available_backends", lambda: {"gloo": Availability(True, "here")})
     with pytest.raises(BackendUnavailableError, match=r"pip install 'comm-orchestrator\[ccl\]'"):

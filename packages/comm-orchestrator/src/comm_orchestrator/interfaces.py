@@ -60,7 +60,7 @@ def _is_up(name: str) -> bool:
 
 def local_address_to(host: str) -> str | None:
     """Return this machine's address on the way to ``host``; None where there is no way. Sends nothing."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):  # the latter where it is no host name
         for family, _, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
                 sock.connect(address)

@@ -134,7 +134,7 @@ def _warn_of_another_address(environ: Mapping[str, str], launch: LaunchInfo) -> 
 def _different(one: str, other: str) -> bool:
     if one == other:
         return False
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):
         hosts = [{str(info[4][0]) for info in socket.getaddrinfo(name, None)} for name in (one, other)]
         return hosts[0].isdisjoint(hosts[1])
     return False

@@ -182,10 +182,24 @@ def choose(backend: str, device_type: str = "cpu") -> Choice:
     available = available_backends()
     if _BINDINGS in available:
         name = _with_bindings(name, device_type, "ccl" in available and available["ccl"].usable)
-    problem = _problem(name, available)
+    problem = _problem(name, available) or _wrong_device(name)
     if problem is not None:
         raise BackendUnavailableError(problem)
     return Choice(name, "named")
+
+
+def _wrong_device(backend: str) -> str | None:
+    import torch  # this module loads without torch
+
+    for device in [part.rpartition(":")[0] for part in backend.split(",") if ":" in part]:
+        try:
+            torch.device(device)
+        except RuntimeError:
+            return (
+                f"backend {backend!r} names the device {device!r}, which torch does not have; expected a form such as "
+                "'cpu:gloo,cuda:nccl'"
+            )
+    return None
 
 
 def _with_bindings(backend: str, device_type: str, has_ccl: bool) -> str:

@@ -67,6 +67,12 @@ def test_what_others_write_is_refused(raw: bytes, text: str) -> None:
     assert SECRET_VARIABLE in str(caught.value)
 
 
+def test_a_secret_of_any_bytes() -> None:
+    """Python shows bytes of the environment that are no text as surrogates."""
+    secrets = {environment_secret({SECRET_VARIABLE: f"{first}abcdefghijklmnopqrst"}) for first in "\udcff\udcfe"}
+    assert len(secrets - {None}) == 2
+
+
 def test_text_that_no_terminal_can_print_is_replaced() -> None:
     assert Seal().check("key", b'{"host": "\\ud800"}', 1000) == {"host": "?"}
 

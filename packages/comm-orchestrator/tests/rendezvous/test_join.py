@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
 
+from comm_config import resolve
 from comm_orchestrator.rendezvous import join
 from comm_orchestrator.rendezvous.records import RankRecord
 from comm_orchestrator.selector import Choice
@@ -37,3 +39,9 @@ def test_a_peer_is_on_another_host(rank: int, addresses: Sequence[str | None], p
     """The launcher may number the hosts in another order than the ranks do."""
     launch = LaunchInfo("torchrun", rank, 2, node_rank=1 - rank, master_addr="node01")
     assert join._peer(launch, [0, 1], addresses) == peer
+
+
+def test_a_program_without_a_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Python is embedded in another program."""
+    monkeypatch.setattr(sys, "argv", [])
+    assert join._own_record(LaunchInfo("none", 0, 1), resolve(environ={}), "cpu").program == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from numbers import Integral
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ def test_values_out_of_range(fields: dict[str, int], message: str) -> None:
     [
         ({"rank": "0"}, "rank: got '0', of type str (test); expected an integer"),
         ({"world_size": None}, "world size: got None, of type NoneType (test); expected an integer"),
+        ({"rank": False}, "rank: got False, of type bool (test); expected an integer"),
         ({"local_rank": 0.0}, "local rank: got 0.0, of type float (test); expected an integer"),
         ({"master_port": "29500"}, "master port: got '29500', of type str (test); expected an integer"),
         ({"job_id": 17}, "job id: got 17, of type int (test); expected text"),
@@ -54,3 +56,18 @@ def test_values_out_of_range(fields: dict[str, int], message: str) -> None:
 def test_values_of_other_types_are_refused(facts: dict[str, Any], message: str) -> None:
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$"):
         LaunchInfo(**{"launcher": "test", "rank": 0, "world_size": 1, **facts})
+
+
+@Integral.register
+class Number:
+    """As numpy's integers, which are no ``int``."""
+
+    def __int__(self) -> int:
+        return 1
+
+
+def test_integers_of_other_types_become_pythons() -> None:
+    number: Any = Number()
+    found = LaunchInfo("test", number, 2, local_rank=number, master_port=number)
+    assert [type(one) for one in (found.rank, found.local_rank, found.master_port)] == [int] * 3
+    assert found == LaunchInfo("test", 1, 2, local_rank=1, master_port=1)

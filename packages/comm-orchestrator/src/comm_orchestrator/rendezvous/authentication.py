@@ -148,7 +148,7 @@ def environment_secret(environ: Mapping[str, str]) -> bytes | None:
             f"init_distributed: environment variable {SECRET_VARIABLE}: got {len(text)} characters; expected at least "
             f"{_LEAST_CHARACTERS} random ones, the same on every rank"
         )
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
 
 def share_secret(identity: str) -> bytes | None:

@@ -32,8 +32,14 @@ def ask_briefly() -> None:
 
 
 def resolve(host: str, port: int, limit_s: float) -> list[Any]:
-    """``getaddrinfo``, which can take as long as it likes, within ``limit_s``."""
+    """``getaddrinfo``, which can take as long as it likes, within ``limit_s``.
+
+    Raises:
+        socket.gaierror: the name does not resolve, or is none.
+    """
     found = with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s, needs_thread=False)
+    if isinstance(found, UnicodeError):
+        raise socket.gaierror(socket.EAI_NONAME, f"it is no host name: {found}")
     if isinstance(found, BaseException):
         try:
             raise found

@@ -207,7 +207,7 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
         socket.gethostname(),
         _host_id(),
         os.getpid(),
-        program=Path(sys.argv[0]).name,
+        program=Path(next(iter(sys.argv), "")).name,
         local_rank=launch.local_rank,
         sources={name: launch.sources.get(name, launch.launcher) for name in ("rank", "world_size")},
         versions={

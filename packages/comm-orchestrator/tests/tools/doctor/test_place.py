@@ -166,6 +166,14 @@ def test_variables_that_name_interfaces(variables: dict[str, str], nccl: bool, e
         assert found[0].remedy == f"unset {name}, or set it to one of eth0, lo"
 
 
+def test_a_master_address_that_is_no_host_name() -> None:
+    launch = LaunchInfo("environment", 0, 2, master_addr="node..1")
+    found = network.check_host_names(launch, HERE, 10.0)[-1]
+    assert found.level == "problem"
+    assert found.found.startswith("the master address node..1 (environment) does not resolve on ")
+    assert network.check_port(launch, {}, 1)[0].level == "ok"
+
+
 # --- port
 
 

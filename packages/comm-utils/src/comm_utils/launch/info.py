@@ -59,9 +59,13 @@ class LaunchInfo:
         for names, kind, expected in ((_INTEGERS, Integral, "an integer"), (_TEXTS, str, "text")):
             for name in names:
                 value = getattr(self, name)
-                if not isinstance(value, kind) and (value is not None or name in _REQUIRED):
+                if value is None and name not in _REQUIRED:
+                    continue
+                if not isinstance(value, kind) or isinstance(value, bool):
                     what = f"{name.replace('_', ' ')}: got {value!r:.200}, of type {type(value).__name__}"
                     raise LaunchError(f"{what} ({self._source(name)}); expected {expected}")
+                if kind is Integral:  # JSON knows no other type, such as numpy's
+                    object.__setattr__(self, name, int(value))
 
     def _check_host(self) -> None:
         if self.local_rank is not None and self.local_rank < 0:

@@ -54,8 +54,8 @@ def _look_up(name: str, what: str, limit_s: float) -> tuple[list[str], str, list
     addresses, why = [], ""
     try:
         addresses = within(limit_s, lambda: resolve(name), f"looking up {name}")
-    except OSError as error:  # a name that cannot be looked up in time, too
-        why = str(error.strerror or error)
+    except (OSError, UnicodeError) as error:  # a name that cannot be looked up in time, or is none
+        why = str(getattr(error, "strerror", None) or error)
     took_s = time.monotonic() - start
     slow = []
     if took_s > _SLOW_LOOKUP_S:
@@ -145,7 +145,7 @@ def check_port(launch: LaunchInfo, environ: Mapping[str, str], default_port: int
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return []  # said elsewhere
     return sorted({(family, str(address[0])) for family, _, _, _, address in infos})
 
