@@ -44,6 +44,15 @@ def test_only_what_differs() -> None:
     assert contradictions({**environ, "WORLD_SIZE": "2"}, discover({**environ, "WORLD_SIZE": "2"})) == []
 
 
+def test_half_of_torchruns_pair() -> None:
+    environ = {**SRUN, "WORLD_SIZE": "4"}
+    assert contradictions(environ, discover(environ)) == [
+        "environment variable WORLD_SIZE is 4; world size 2 (environment variable SLURM_STEP_NUM_TASKS) is used"
+    ]
+    for right in ({**SRUN, "WORLD_SIZE": "2"}, {**SRUN, "RANK": "1"}, {**SRUN, "RANK": "x"}):
+        assert contradictions(right, discover(right)) == []
+
+
 def test_stale_variables_of_pmi() -> None:
     environ = {**SRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}
     assert contradictions(environ, discover(environ)) == [

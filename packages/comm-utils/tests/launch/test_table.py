@@ -104,5 +104,11 @@ def test_launchers_may_be_given() -> None:
 
 
 def test_errors_end_the_search() -> None:
-    with pytest.raises(LaunchError, match="RANK is set to '0' but WORLD_SIZE is not set"):
-        discover({"RANK": "0", **OPENMPI})
+    with pytest.raises(LaunchError, match="environment variable WORLD_SIZE: got 'x'"):
+        discover({"RANK": "0", "WORLD_SIZE": "x", **OPENMPI})
+
+
+@pytest.mark.parametrize("alone", [{"WORLD_SIZE": "8"}, {"RANK": "3"}])
+def test_half_of_torchruns_pair_leaves_the_launcher_its_turn(alone: dict[str, str]) -> None:
+    """As where a batch script exports WORLD_SIZE and MASTER_ADDR before srun."""
+    assert discover({**alone, **SRUN}) == discover(SRUN)

@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from comm_utils.errors import LaunchError
 from comm_utils.launch import slurm
-from comm_utils.launch.info import LaunchInfo
+from comm_utils.launch.info import LaunchInfo, integer
 from comm_utils.launch.table import LAUNCHERS, Launchers
+from comm_utils.launch.torchrun import set_alone
 
 __all__ = ["contradictions"]
 
@@ -19,8 +20,8 @@ def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Laun
     """Return a sentence for every launcher that says another rank or world size than ``info``.
 
     Launchers that say the same share one: the variables of MPICH are those of PMI, too. A process that nobody launched
-    although Slurm has allocated several tasks gets one as well. There is none for a process that torchrun started: its
-    agents run under srun and mpirun on purpose.
+    although Slurm has allocated several tasks gets one as well, and one of ``RANK`` and ``WORLD_SIZE`` alone that says
+    something else. There is none for a process that torchrun started: its agents run under srun and mpirun on purpose.
     """
     if info.launcher == "torchrun":
         return []
@@ -38,6 +39,12 @@ def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Laun
         differing = [name for name in _COMPARED if getattr(other, name) != getattr(info, name)]
         verb = "is" if len(differing) == 1 else "are"
         found.append(f"{other.launcher} says {_said(other, differing)}; {_said(info, differing)} {verb} used")
+    alone = set_alone(environ)
+    if alone is not None:
+        variable, field = alone[0], alone[0].lower()
+        with suppress(LaunchError):
+            if (value := integer(environ, variable)) != getattr(info, field):
+                found.append(f"environment variable {variable} is {value}; {_said(info, [field])} is used")
     if info.launcher == "none":
         with suppress(LaunchError):
             found += filter(None, [slurm.tasks_not_started(environ)])

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from comm_utils.errors import LaunchError
 from comm_utils.launch.facts import Facts
 from comm_utils.launch.info import LaunchInfo
 
-__all__ = ["discover"]
+__all__ = ["discover", "set_alone"]
 
 _FIELDS = {
     "rank": "RANK",
@@ -20,27 +19,20 @@ _FIELDS = {
     "local_world_size": "LOCAL_WORLD_SIZE",
     "node_rank": "GROUP_RANK",
 }
-_TOGETHER = ("RANK", "WORLD_SIZE")
+_TOGETHER = {"RANK": "WORLD_SIZE", "WORLD_SIZE": "RANK"}
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 # The value that torchrun gives to every job whose user named none.
 _NO_ID = "none"
 
 
 def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
-    """Read ``RANK``, ``WORLD_SIZE`` and their companions; None where neither of the two is set.
+    """Read ``RANK``, ``WORLD_SIZE`` and their companions; None where one of the two is not set.
 
     Raises:
-        LaunchError: only one of the two is set, or a value is not an integer.
+        LaunchError: a value is not an integer.
     """
-    present = [name for name in _TOGETHER if name in environ]
-    if not present:
+    if any(name not in environ for name in _TOGETHER):
         return None
-    missing = [name for name in _TOGETHER if name not in environ]
-    if missing:
-        raise LaunchError(
-            f"environment variable {present[0]} is set to {environ[present[0]]!r:.200} but {missing[0]} is not set; "
-            f"set both (torchrun does), or unset {present[0]} to run as a single process"
-        )
     facts = Facts(environ)
     facts.master()
     for field, variable in _FIELDS.items():
@@ -48,3 +40,8 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
     if environ.get(_RUN_ID, _NO_ID) != _NO_ID:
         facts.text("job_id", _RUN_ID)
     return facts.info("torchrun" if _RUN_ID in environ else "environment")
+
+
+def set_alone(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the one of ``RANK`` and ``WORLD_SIZE`` that is set, and the one that is missing; else None."""
+    return next(((name, other) for name, other in _TOGETHER.items() if name in environ and other not in environ), None)
