@@ -17,8 +17,12 @@ def test_only_python_files_count(tmp_path: Path) -> None:
     (package / "inner" / "__pycache__").mkdir()
     (package / "inner" / "__pycache__" / "one.py").write_text("no source")
     (package / "native.so").write_text("built on this host")
+    (package / ".#one.py").symlink_to("user@host.123:1")  # of Emacs, for a file with unsaved changes
+    (package / "one (copy).py").write_text("x = 3\n")
+    (package / ".ipynb_checkpoints").mkdir()
+    (package / ".ipynb_checkpoints" / "one.py").write_text("x = 3\n")
     assert _digest(package) == before
-    assert _digest(Path(shutil.copytree(package, tmp_path / "elsewhere"))) == before
+    assert _digest(Path(shutil.copytree(package, tmp_path / "elsewhere", symlinks=True))) == before
 
     (package / "inner" / "one.py").write_text("x = 2\n")
     changed = _digest(package)

@@ -46,8 +46,12 @@ def _python_files(folder: Traversable, prefix: str) -> list[tuple[str, Traversab
     found: list[tuple[str, Traversable]] = []
     for entry in folder.iterdir():
         name = f"{prefix}{entry.name}"
-        if entry.name.endswith(".py"):
+        stem = entry.name.removesuffix(".py")
+        # Python imports no other names, such as .#models.py, the dangling link by which an editor locks a file.
+        if not stem.isidentifier() or stem == "__pycache__":
+            continue
+        if stem != entry.name:
             found.append((name, entry))
-        elif entry.is_dir() and entry.name != "__pycache__":
+        elif entry.is_dir():
             found += _python_files(entry, f"{name}/")
     return found
