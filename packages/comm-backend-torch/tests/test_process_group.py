@@ -1,13 +1,15 @@
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as c10d
 from torch.distributed import HashStore, TCPStore
 
-from comm_backend_torch import provider
+from comm_backend_torch import provider, starts
 from comm_backend_torch.capabilities import capabilities_of
 from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, PeerLostError, ReduceOp, Setup
 from comm_utils.flight_recorder.calls import RingGroup
@@ -145,6 +147,55 @@ def operators_of_a_fast_call() -> bool:
 
 def test_a_profiler_sees_the_operators_of_fast_calls() -> None:
     assert run_ranks(operators_of_a_fast_call, 1) == [True]
+
+
+def barriers_beside_an_accelerator() -> None:
+    """Every barrier is one of gloo where torch's default is the accelerator's library, as beside NCCL."""
+    backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
+    fast = backend.fast_path("barrier")
+    assert fast is not None
+    c10d.distributed_c10d._get_default_group()._set_default_backend(c10d.ProcessGroup.BackendType.NCCL)
+    for _ in range(2):
+        backend.barrier()
+        assert fast() is True
+        with torch.autograd.profiler.profile():
+            assert fast() is True
+        backend.during("barrier", timedelta(seconds=30)).barrier()
+        work = backend.barrier(async_op=True)
+        assert work is not None
+        work.wait()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_barrier_takes_one_library_however_it_is_called() -> None:
+    run_ranks(barriers_beside_an_accelerator, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "device_ids", "expected"),
+    [
+        (("cpu", "cuda"), None, "cpu"),
+        (("cuda", "cpu"), None, "cpu"),
+        (("cpu", "cuda"), [1], "cuda"),
+        (("cuda",), None, "cuda"),
+        (("cpu",), [0], "cpu"),
+    ],
+)
+def test_the_device_of_a_barrier(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], device_ids: list[int] | None, expected: str
+) -> None:
+    monkeypatch.setattr(starts, "present", list)
+    state: Any = SimpleNamespace(devices=devices)
+    assert starts.device_of_barrier(state, device_ids) == expected
+    asked: list[Any] = []
+    library: Any = SimpleNamespace(barrier=asked.append)
+    kind = starts.CallKind("barrier", "barrier", state, expected, None, None, False, library, None, device_ids)
+    start = starts.STARTS["barrier"](kind)
+    assert start is not None
+    start()
+    (options,) = asked
+    assert options.device == torch.device(expected, 1 if device_ids == [1] else None)
+    assert options.device_ids == (device_ids or [])
 
 
 def test_an_unknown_library_gets_cautious_capabilities() -> None:

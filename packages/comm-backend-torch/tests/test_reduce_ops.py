@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as c10d
-from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.reduce_ops import C10D_OPS, OptionsTable
+from comm_backend_torch.reduce_ops import C10D_OPS
 from comm_utils import ArgumentError, ArgumentTypeError, ReduceOp, parse_reduce_op
 
 USABLE = [op for op in ReduceOp if op is not ReduceOp.UNUSED]
@@ -48,25 +47,6 @@ def test_scaled_sums_are_refused() -> None:
 def test_other_things_of_torch_are_refused_by_type(op: object) -> None:
     with pytest.raises(ArgumentTypeError, match=r"(?s)all_reduce: op: got .* of type \w+; expected a ReduceOp"):
         parse_reduce_op(op, "all_reduce")
-
-
-@pytest.mark.parametrize("kind", [internals.AllreduceOptions, internals.ReduceOptions, internals.ReduceScatterOptions])
-@pytest.mark.parametrize("async_op", [False, True])
-def test_options_are_made_once_for_each_spelling(kind: type, async_op: bool) -> None:
-    table = OptionsTable(kind, async_op)
-    for op in USABLE:
-        for spelling in spellings(op):
-            options = table[spelling]
-            assert table[spelling] is options
-            assert parse_reduce_op(options.reduceOp) is op
-            assert getattr(options, "asyncOp", async_op) is async_op
-
-
-def test_an_unknown_operation_leaves_the_table_as_it_was() -> None:
-    table = OptionsTable(internals.AllreduceOptions, async_op=False)
-    with pytest.raises(ArgumentError, match="did you mean 'sum'"):
-        table["sun"]
-    assert not table
 
 
 @pytest.mark.parametrize("library", ["gloo", "nccl", "xccl", "fake", "something else"])

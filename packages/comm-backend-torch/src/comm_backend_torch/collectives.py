@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
-from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.fast_path import fast_path
-from comm_backend_torch.reduce_ops import OptionsTable, op_name
-from comm_backend_torch.starts import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER
+from comm_backend_torch.starts import ON_ONE, STARTS, CallKind, device_of_barrier, result_of
+from comm_backend_torch.waits import how_to_wait
+from comm_backend_torch.work import TorchWork, left
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 from comm_utils.fast_path import FastPath
-from comm_utils.torch_support.recorded_calls import exchanged
+from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.torch_support.group_state import GroupState
+from comm_utils.torch_support.recorded_calls import Note, measure_of
 
 __all__ = ["Collectives"]
 
@@ -27,22 +29,11 @@ __all__ = ["Collectives"]
 class Collectives(World):
     """See ``comm_utils.backend.Backend`` for what every method does."""
 
-    def __init__(self, timeout: timedelta | None = None) -> None:
-        super().__init__(timeout)
-        self._all_reduce = OptionsTable(internals.AllreduceOptions, async_op=False)
-        self._all_reduce_async = OptionsTable(internals.AllreduceOptions, async_op=True)
-
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
         state = self._state(group)
-        options = (self._all_reduce_async if async_op else self._all_reduce)[op]
-        if self._end is not None:
-            reduction, options = options.reduceOp, self._options(internals.AllreduceOptions, async_op)
-            options.reduceOp = reduction
-        note = self._note("all_reduce", state, tensor, tensor.numel(), op_name(op), background=async_op)
-        work = self._start("all_reduce", state, note, state.pg.allreduce, [tensor], options)
-        return self._finish("all_reduce", work, tensor, state, async_op, note)
+        return self._call_c10d("all_reduce", state, tensor.device.type, (tensor,), async_op, op)
 
     def fast_path(
         self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
@@ -61,12 +52,8 @@ class Collectives(World):
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = self._options(internals.ReduceOptions, async_op)
-        options.reduceOp = self._all_reduce[op].reduceOp
-        options.rootRank = root = state.position(dst, group_dst)
-        note = self._note("reduce", state, tensor, tensor.numel(), op_name(op), root, async_op)
-        work = self._start("reduce", state, note, state.pg.reduce, [tensor], options)
-        return self._finish("reduce", work, tensor, state, async_op, note)
+        root = state.position(dst, group_dst)
+        return self._call_c10d("reduce", state, tensor.device.type, (tensor,), async_op, op, root)
 
     def broadcast(
         self,
@@ -77,12 +64,8 @@ class Collectives(World):
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = self._options(internals.BroadcastOptions, async_op)
-        options.rootRank = root = state.position(src, group_src)
-        options.rootTensor = 0
-        note = self._note("broadcast", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("broadcast", state, note, state.pg.broadcast, [tensor], options)
-        return self._finish("broadcast", work, tensor, state, async_op, note)
+        root = state.position(src, group_src)
+        return self._call_c10d("broadcast", state, tensor.device.type, (tensor,), async_op, None, root)
 
     def all_gather(
         self,
@@ -92,10 +75,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         state = self._state(group)
-        options = self._options(internals.AllgatherOptions, async_op)
-        note = self._note("all_gather", state, tensor, tensor.numel(), background=async_op)
-        work = self._start("all_gather", state, note, state.pg.allgather, [tensor_list], [tensor], options)
-        return self._finish("all_gather", work, tensor_list, state, async_op, note)
+        return self._call_c10d("all_gather", state, tensor.device.type, (tensor_list, tensor), async_op)
 
     def all_gather_into_tensor(
         self,
@@ -104,12 +84,8 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        state = self._state(group)
-        method, name = getattr(state.pg, ALL_GATHER), "all_gather_into_tensor"
-        options = self._options(internals.AllgatherOptions, async_op)
-        note = self._note(name, state, input_tensor, input_tensor.numel(), background=async_op)
-        work = self._start(name, state, note, method, output_tensor, input_tensor, options)
-        return self._finish(name, work, output_tensor, state, async_op, note)
+        state, tensors = self._state(group), (output_tensor, input_tensor)
+        return self._call_c10d("all_gather_into_tensor", state, input_tensor.device.type, tensors, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -120,12 +96,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         state = self._state(group)
-        method, name = getattr(state.pg, REDUCE_SCATTER), "reduce_scatter_tensor"
-        options = self._options(internals.ReduceScatterOptions, async_op)
-        options.reduceOp = self._all_reduce[op].reduceOp
-        note = self._note(name, state, output, output.numel(), op_name(op), background=async_op)
-        work = self._start(name, state, note, method, output, input, options)
-        return self._finish(name, work, output, state, async_op, note)
+        return self._call_c10d("reduce_scatter_tensor", state, input.device.type, (output, input), async_op, op)
 
     def all_to_all_single(
         self,
@@ -136,14 +107,8 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        state = self._state(group)
-        method, name = getattr(state.pg, ALL_TO_ALL), "all_to_all_single"
-        options = self._options(internals.AllToAllOptions, async_op)
-        rows_out, rows_in = list(output_split_sizes or ()), list(input_split_sizes or ())
-        elements, sent, received = exchanged(output, input, rows_out, rows_in, len(state.ranks))
-        note = self._note(name, state, input, elements, background=async_op, sent=sent, received=received)
-        work = self._start(name, state, note, method, output, input, rows_out, rows_in, options)
-        return self._finish(name, work, output, state, async_op, note)
+        state, tensors = self._state(group), (output, input, output_split_sizes, input_split_sizes)
+        return self._call_c10d("all_to_all_single", state, input.device.type, tensors, async_op)
 
     def gather(
         self,
@@ -155,12 +120,8 @@ class Collectives(World):
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = self._options(internals.GatherOptions, async_op)
-        options.rootRank = root = state.position(dst, group_dst)
-        outputs = [gather_list] if gather_list else []
-        note = self._note("gather", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("gather", state, note, state.pg.gather, outputs, [tensor], options)
-        return self._finish("gather", work, gather_list, state, async_op, note)
+        root = state.position(dst, group_dst)
+        return self._call_c10d("gather", state, tensor.device.type, (tensor, gather_list), async_op, None, root)
 
     def scatter(
         self,
@@ -172,29 +133,59 @@ class Collectives(World):
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = self._options(internals.ScatterOptions, async_op)
-        options.rootRank = root = state.position(src, group_src)
-        inputs = [scatter_list] if scatter_list else []
-        note = self._note("scatter", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("scatter", state, note, state.pg.scatter, [tensor], inputs, options)
-        return self._finish("scatter", work, tensor, state, async_op, note)
+        root = state.position(src, group_src)
+        return self._call_c10d("scatter", state, tensor.device.type, (tensor, scatter_list), async_op, None, root)
 
     def barrier(
         self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
     ) -> Work | None:
         state = self._state(group)
-        options = self._barrier_options(state.pg, async_op)
-        if device_ids is not None:
-            options.device_ids = device_ids
-        note = self._note("barrier", state, background=async_op)
-        work = self._start("barrier", state, note, state.pg.barrier, options)
-        return self._finish("barrier", work, None, state, async_op, note)
+        device = device_of_barrier(state, device_ids)
+        return self._call_c10d("barrier", state, device, (), async_op, device_ids=device_ids)
 
-    def _barrier_options(self, pg: ProcessGroup, async_op: bool) -> Any:
-        options = self._options(internals.BarrierOptions, async_op)
-        # torch picks the accelerator where the group serves one, as its own function does.
-        libraries = self._state(pg).libraries
-        device = next((device for device in libraries if device != "cpu"), "cpu")
-        if hasattr(options, "device") and "cpu" not in libraries:
-            options.device = torch.device(device)
-        return options
+    def _call_c10d(
+        self,
+        operation: str,
+        state: GroupState,
+        device: str,
+        tensors: tuple[Any, ...],
+        async_op: bool,
+        op: object = None,
+        root: int | None = None,
+        device_ids: Sequence[int] | None = None,
+    ) -> Work | None:
+        """Start an operation as its fast path does, and wait for it unless it is asynchronous.
+
+        Args:
+            device: the type of device of its tensors.
+            tensors: as a fast path takes them.
+            root: a group rank.
+        """
+        call, timeout = self._call or operation, None if self._end is None else left(self._end)
+        reduce_op = None if op is None else parse_reduce_op(op)
+        kind = CallKind(operation, call, state, device, reduce_op, root, async_op, state.pg, timeout, device_ids)
+        start: Any = STARTS[operation](kind)
+        dtype, elements, sent, received = measure_of(operation, len(state.ranks))(*tensors)
+        recorded = self._on_device(self._kind(operation, state, dtype, **kind.recorded), state, device)
+        note = Note(recorded, recorded.begin(elements, 3, sent, received, self._state_of(async_op)), device)
+        arguments = tensors if async_op or operation not in ON_ONE else ([*tensors],)
+        own_wait, work = how_to_wait(state, device), None
+        try:
+            work = start(*arguments)
+            if not async_op and work is not None:
+                if own_wait is not None:
+                    own_wait(work, self._end)
+                elif self._end is None:
+                    work.wait()
+                else:
+                    work.wait(left(self._end))
+        except BaseException as error:
+            failed = self._noted(error, operation, state, note, work)
+            if failed is error:
+                raise
+            raise failed from error
+        if async_op:
+            failure = partial(self._failure, operation, state)
+            return TorchWork(work, result_of(operation, tensors), failure, self._end, note, own_wait)
+        note.end()
+        return None

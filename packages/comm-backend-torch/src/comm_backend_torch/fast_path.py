@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.message_waits import message_wait
-from comm_backend_torch.starts import STARTS, CallKind, Start
+from comm_backend_torch.starts import ON_ONE, STARTS, CallKind, Start, device_of_barrier, result_of
 from comm_backend_torch.waits import Wait, how_to_wait
 from comm_backend_torch.work import TorchWork
 from comm_backend_torch.world import World
@@ -41,7 +41,6 @@ _IN_PLACE = "all_reduce"
 # Whether a profiler watches this thread.
 _is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _MESSAGES = frozenset(("recv", "send"))
-_ON_ONE = frozenset(("all_reduce", "broadcast", "recv", "reduce", "send"))
 
 
 def fast_path(
@@ -52,9 +51,7 @@ def fast_path(
         return None
     state = backend._state(group)
     op, root = _settle(operation, detail, state)
-    devices = present(state.devices)
-    if operation == "barrier":  # torch picks the accelerator where the group serves nothing else
-        devices = devices[:1] if "cpu" not in devices else ["cpu"]
+    devices = present([device_of_barrier(state)] if operation == "barrier" else state.devices)
     name = backend._call or operation
     found = {
         device: path
@@ -85,13 +82,15 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     state = kind.state
     capabilities = kind.capabilities
     dtypes = capabilities.dtypes
+    if operation in operations.PRIMITIVES - capabilities.operations:
+        return None
     if kind.op is not None:
         dtypes = frozenset(dtype for op, dtype in capabilities.reductions if op is kind.op)
         if not dtypes:
             return None  # c10d may not know the op at all
     inference = operation == _IN_PLACE
     accepts = acceptance(operation, kind.device, dtypes, len(state.ranks), state.rank, kind.root, inference=inference)
-    dispatched = STARTS[operation](kind)
+    dispatched = _start(kind)
     if dispatched is None or accepts is None:
         return None
     alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, state)
@@ -99,12 +98,11 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     is_profiled = _is_profiled
     own_wait = _own_wait(operation, kind)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))
-    are_plain = plain_tensors(kind.device, dtypes, inference=inference) if operation in _ON_ONE else None
+    are_plain = plain_tensors(kind.device, dtypes, inference=inference) if operation in ON_ONE else None
 
     if kind.async_op and are_plain is not None:
         return _begin_on_one(dispatched, are_plain, pg, failure, failed, kinds, own_wait)
     if kind.async_op:
-        outcome_at = 1 if operation == "gather" else 0
 
         def begin(*tensors: Any) -> TorchWork | None:
             if not accepts(*tensors) or pg not in alive:
@@ -116,8 +114,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
                 work = dispatched(*tensors)
             except BaseException as error:
                 _fail(recorded, number, error, failed)
-            result = tensors[outcome_at] if tensors else None
-            return TorchWork(work, result, failure, None, Note(recorded, number), own_wait)
+            return TorchWork(work, result_of(operation, tensors), failure, None, Note(recorded, number), own_wait)
 
         return begin
     direct = _direct(kind) or dispatched
@@ -165,11 +162,23 @@ def _fail(
     raise failure from error
 
 
+def _start(kind: CallKind) -> Start | None:
+    """Return how the operation is started; a reduce leaves the tensors of the other ranks as they are."""
+    start = STARTS[kind.operation](kind)
+    if start is None or kind.operation != "reduce" or kind.state.rank == kind.root:
+        return start
+    if kind.capabilities.preserving_reduce:
+        return start
+    if kind.async_op:
+        return lambda tensor: start(tensor.detach().clone())
+    return lambda tensors: start([tensors[0].detach().clone()])
+
+
 def _direct(kind: CallKind) -> Start | None:
     """Return how the operation is started without torch's dispatcher; None where that is not possible."""
     try:
         library = kind.state.pg._get_backend(torch.device(kind.device))
-        return STARTS[kind.operation](kind._replace(methods=library))
+        return _start(kind._replace(methods=library))
     except (AttributeError, RuntimeError):  # written in Python, in parts
         return None
 
@@ -237,7 +246,6 @@ def _begin_on_one(
 
 def _kinds(kind: CallKind) -> dict[torch.dtype | None, Kind]:
     """Return the kinds of call in the flight recorder by dtype."""
-    state, op = kind.state, "" if kind.op is None else kind.op.name.lower()
-    root = -1 if kind.root is None else kind.root
+    state = kind.state
     calls = state.on_device(kind.device)
-    return KindsByDtype(state.recorded_as(), state.ranks, kind.operation, kind.call, op=op, root=root, calls=calls)
+    return KindsByDtype(state.recorded_as(), state.ranks, kind.operation, kind.call, **kind.recorded, calls=calls)

@@ -1,13 +1,13 @@
-"""Start each operation of a fast path: one method of c10d, called with the tensors alone."""
+"""Start each operation: one method of c10d, called with the tensors alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.capabilities import capabilities_of
@@ -18,8 +18,12 @@ from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.fast_arguments import overwrites
 from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
 from comm_utils.torch_support.group_state import GroupState
+from comm_utils.torch_support.plain_tensors import present
 
-__all__ = ["ALL_GATHER", "ALL_TO_ALL", "REDUCE_SCATTER", "STARTS", "CallKind", "Start"]
+__all__ = ["ON_ONE", "STARTS", "CallKind", "Start", "device_of_barrier", "result_of"]
+
+#: Operations on one tensor. Their starts take a list of it, or where the call is asynchronous the tensor itself.
+ON_ONE = frozenset(("all_reduce", "broadcast", "recv", "reduce", "send"))
 
 # torch 2.13 renamed the flat collectives of the process group, whose old names go through the new ones; its libraries
 # kept the old ones.
@@ -28,8 +32,6 @@ _NEW_NAMES = {
     "_reduce_scatter_base": "reduce_scatter_single",
     "alltoall_base": "all_to_all_single",
 }
-_OF_GROUPS = {old: new if hasattr(ProcessGroup, new) else old for old, new in _NEW_NAMES.items()}
-ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = _OF_GROUPS.values()
 
 # Libraries that exchange lists of tensors themselves; the others are given one tensor.
 _EXCHANGE_LISTS = frozenset(("fake", "nccl", "xccl"))
@@ -38,12 +40,14 @@ Start = Callable[..., Any]
 
 
 class CallKind(NamedTuple):
-    """The properties that all calls of one fast path share.
+    """The properties that all calls of one fast path share; or those of one call that was checked in full.
 
     Attributes:
         operation: as ``Backend.fast_path`` names it.
         call: the user's, for the flight recorder.
         methods: has c10d's methods: the process group, or its library for this kind of device.
+        timeout: of the call; None is that of the group.
+        device_ids: of a barrier.
     """
 
     operation: str
@@ -54,10 +58,35 @@ class CallKind(NamedTuple):
     root: int | None
     async_op: bool
     methods: Any
+    timeout: timedelta | None = None
+    device_ids: Sequence[int] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
         return capabilities_of(self.state.libraries[self.device], self.device)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Return the op and the root as the flight recorder takes them."""
+        op, root = self.op, self.root
+        return {"op": "" if op is None else op.name.lower(), "root": -1 if root is None else root}
+
+
+def result_of(operation: str, tensors: Sequence[Any]) -> Any:
+    """Return which of the tensor arguments of a call hold its result; None of a barrier."""
+    return tensors[1 if operation == "gather" else 0] if tensors else None
+
+
+def device_of_barrier(state: GroupState, device_ids: Sequence[int] | None = None) -> str:
+    """Return the type of device whose library does a barrier: the CPU where the group serves it and no index is given.
+
+    torch decides alike. Left to itself, a process group would take the accelerator beside the CPU.
+    """
+    if "cpu" not in state.devices:
+        return state.devices[0]
+    if device_ids is None:
+        return "cpu"
+    return next((device for device in present(state.devices) if device != "cpu"), "cpu")
 
 
 def _options(kind: CallKind, of: type) -> Any:
@@ -66,6 +95,8 @@ def _options(kind: CallKind, of: type) -> Any:
         options.reduceOp = C10D_OPS[kind.op]
     if kind.root is not None:
         options.rootRank = kind.root
+    if kind.timeout is not None:
+        options.timeout = kind.timeout
     return options
 
 
@@ -87,22 +118,11 @@ def _all_reduce(kind: CallKind) -> Start:
 
 
 def _broadcast(kind: CallKind) -> Start:
-    options = _options(kind, internals.BroadcastOptions)
-    options.rootTensor = 0
-    return _of_list(kind, kind.methods.broadcast, options)
+    return _of_list(kind, kind.methods.broadcast, _options(kind, internals.BroadcastOptions))
 
 
 def _reduce(kind: CallKind) -> Start:
-    options, method = _options(kind, internals.ReduceOptions), kind.methods.reduce
-    if kind.state.rank == kind.root or kind.capabilities.preserving_reduce:
-        return _of_list(kind, method, options)
-
-    # The tensors of the other ranks stay as they are.
-    def of_copy(tensors: Any) -> Any:
-        tensor = tensors if kind.async_op else tensors[0]
-        return method([tensor.detach().clone()], options)
-
-    return of_copy
+    return _of_list(kind, kind.methods.reduce, _options(kind, internals.ReduceOptions))
 
 
 def _message(name: str) -> Callable[[CallKind], Start | None]:
@@ -131,9 +151,7 @@ def _all_gather_into_tensor(kind: CallKind) -> Start:
     return start
 
 
-def _reduce_scatter_tensor(kind: CallKind) -> Start | None:
-    if "reduce_scatter_tensor" not in kind.capabilities.operations:
-        return None
+def _reduce_scatter_tensor(kind: CallKind) -> Start:
     method, options = _flat(kind, "_reduce_scatter_base"), _options(kind, internals.ReduceScatterOptions)
 
     def start(output: torch.Tensor, input: torch.Tensor) -> Any:
@@ -200,8 +218,11 @@ def _scatter(kind: CallKind) -> Start:
 
 def _barrier(kind: CallKind) -> Start:
     method, options = kind.methods.barrier, _options(kind, internals.BarrierOptions)
-    if hasattr(options, "device") and kind.device != "cpu":
-        options.device = torch.device(kind.device)
+    options.device = torch.device(kind.device)
+    if kind.device_ids:
+        options.device_ids = list(kind.device_ids)
+        if kind.device != "cpu":
+            options.device = torch.device(kind.device, kind.device_ids[0])
     return lambda: method(options)
 
 

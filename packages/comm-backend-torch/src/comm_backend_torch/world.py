@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ from torch.distributed import ProcessGroup
 from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.dropped_messages import settle
 from comm_backend_torch.message_waits import wake
-from comm_backend_torch.reduce_ops import set_async
-from comm_backend_torch.waits import NOTICE_S, how_to_wait, leave
-from comm_backend_torch.work import TorchWork, forget_abandoned, have_ended, left
+from comm_backend_torch.waits import NOTICE_S, leave
+from comm_backend_torch.work import forget_abandoned, have_ended
 from comm_utils import operations
-from comm_utils.backend import Capabilities, Work
+from comm_utils.backend import Capabilities
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
 from comm_utils.torch_support.failures import is_interruption
@@ -49,44 +47,20 @@ class World(ProcessGroups):
                 if not have_ended(0.0, [one]):
                     keep_in_memory(one.pg)
 
-    def _note(
-        self,
-        operation: str,
-        state: GroupState,
-        tensor: torch.Tensor | None = None,
-        elements: int = 0,
-        op: str = "",
-        root: int = -1,
-        background: bool = False,
-        sent: Sequence[int] | None = None,
-        received: Sequence[int] | None = None,
-    ) -> Note:
-        """Record that a collective begins.
-
-        Args:
-            tensor: whose dtype is recorded.
-            root: a group rank; -1 has none.
-        """
-        dtype = None if tensor is None else tensor.dtype
-        kind = self._on_device(self._kind(operation, state, dtype, op=op, root=root), state, tensor)
-        number = kind.begin(elements, 3, sent, received, self._state_of(background))
-        if tensor is not None:
-            return Note(kind, number, tensor.device.type)
-        return Note(kind, number, "cpu" if "cpu" in state.libraries else state.devices[0])
-
     def _note_message(
         self, operation: str, state: GroupState, tensor: torch.Tensor, peer: int, tag: int, background: bool
     ) -> Note:
         """Record that a ``"send"`` or ``"recv"`` begins; ``peer`` is a group rank, -1 is any."""
-        kind = self._on_device(self._kind(operation, state, tensor.dtype, root=peer, tag=tag), state, tensor)
+        kind = self._kind(operation, state, tensor.dtype, root=peer, tag=tag)
+        kind = self._on_device(kind, state, tensor.device.type)
         return Note(kind, kind.begin(tensor.numel(), 3, None, None, self._state_of(background)))
 
-    def _on_device(self, kind: Kind, state: GroupState, tensor: torch.Tensor | None) -> Kind:
-        """Return ``kind``; where the host does not wait for the device of ``tensor``, one that follows its calls."""
+    def _on_device(self, kind: Kind, state: GroupState, device: str) -> Kind:
+        """Return ``kind``; where the host does not wait for the type of ``device``, one that follows its calls."""
         # A call with a time of its own is left to the library.
-        if tensor is None or tensor.device.type == "cpu" or self._end is not None:
+        if device == "cpu" or self._end is not None:
             return kind
-        calls = state.on_device(tensor.device.type)
+        calls = state.on_device(device)
         return kind if calls is None else calls.recorded(kind)
 
     def _kind(self, operation: str, state: GroupState, dtype: torch.dtype | None, **more: Any) -> Kind:
@@ -97,35 +71,6 @@ class World(ProcessGroups):
         if background:
             return IN_BACKGROUND
         return WAITED_FOR if self._end is None else LIMITED
-
-    def _finish(
-        self, operation: str, work: Any, result: Any, state: GroupState, async_op: bool, note: Note
-    ) -> Work | None:
-        own_wait = how_to_wait(state, note.device)
-        if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, state), self._end, note, own_wait)
-        if work is not None:
-            try:
-                if own_wait is not None:
-                    own_wait(work, self._end)
-                elif self._end is None:
-                    work.wait()
-                else:
-                    work.wait(left(self._end))
-            except BaseException as error:
-                failed = self._noted(error, operation, state, note, work)
-                if failed is error:
-                    raise
-                raise failed from error
-        note.end()
-        return None
-
-    def _options(self, kind: type, async_op: bool) -> Any:
-        """Return c10d's options of one operation."""
-        options = set_async(kind(), async_op)
-        if self._end is not None:
-            options.timeout = left(self._end)
-        return options
 
     def _start(self, operation: str, state: GroupState, note: Note, method: Any, *args: Any) -> Any:
         try:
