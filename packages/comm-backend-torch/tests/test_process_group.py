@@ -198,6 +198,18 @@ def test_the_device_of_a_barrier(
     assert options.device_ids == (device_ids or [])
 
 
+def breaks_during_a_call() -> None:
+    backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
+    assert backend.fast_path("all_reduce", "sum") is not None
+    backend.mark_broken(None, "a call in another thread failed")
+    for async_op in (False, True):
+        assert backend.fast_path("all_reduce", "sum", None, async_op) is None
+
+
+def test_a_broken_group_has_no_fast_path() -> None:
+    run_ranks(breaks_during_a_call, 1)
+
+
 def test_an_unknown_library_gets_cautious_capabilities() -> None:
     unknown = capabilities_of("somebody-elses")
     assert (ReduceOp.SUM, torch.float32) in unknown.reductions

@@ -50,6 +50,8 @@ def fast_path(
     if operation not in STARTS or (async_op and operation in _MESSAGES):
         return None
     state = backend._state(group)
+    if state.broken is not None:  # a call that ended well after that asks for one
+        return None
     op, root = _settle(operation, detail, state)
     devices = present([device_of_barrier(state)] if operation == "barrier" else state.devices)
     name = backend._call or operation

@@ -30,7 +30,7 @@ from comm_collectives.derived_fast_path import fast_path_of
 from comm_collectives.graph_operators import FORMS
 from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with_full_help
 from comm_utils.active import slot
-from comm_utils.fast_path import FastPathKey
+from comm_utils.fast_path import FastPath, FastPathKey
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.uncompiled import uncompiled
 
@@ -113,12 +113,14 @@ class _Settled:
 
     def __call__(self, key: FastPathKey, async_op: bool) -> None:
         _, detail, group = key
-        fast_paths = slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous
         if group is not None and not isinstance(group, ProcessGroup):
             return  # this rank is not a member
         view = slot.backend.during(self._name)
-        found = fast_path_of(view, self._operation, detail, group, bool(async_op))
-        fast_paths[key] = found or _refuse
+
+        def make() -> FastPath:
+            return fast_path_of(view, self._operation, detail, group, bool(async_op)) or _refuse
+
+        slot.fast_paths.keep(key, async_op, make)
 
 
 def _refuse(*_: object) -> bool:

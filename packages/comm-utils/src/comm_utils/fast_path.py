@@ -31,14 +31,23 @@ class FastPathCache:
     Attributes:
         synchronous: fast paths of calls that return when the operation is complete.
         asynchronous: fast paths of calls with ``async_op=True``.
+        emptied: how often it was emptied.
     """
 
-    __slots__ = ("_memos", "asynchronous", "synchronous")
+    __slots__ = ("_memos", "asynchronous", "emptied", "synchronous")
 
     def __init__(self) -> None:
         self.synchronous: dict[FastPathKey, FastPath] = {}
         self.asynchronous: dict[FastPathKey, FastPath] = {}
         self._memos: dict[str, dict[Any, Any]] = {}
+        self.emptied = 0
+
+    def keep(self, key: FastPathKey, async_op: bool, make: Callable[[], FastPath]) -> None:
+        """Keep the fast path that ``make`` returns, unless the cache is emptied meanwhile."""
+        emptied, fast_paths = self.emptied, self.asynchronous if async_op else self.synchronous
+        fast_paths[key] = make()
+        if self.emptied != emptied:  # the group may have broken since it was asked for one
+            fast_paths.pop(key, None)
 
     def memo(self, name: str) -> dict[Any, Any]:
         """Return the dictionary ``name``, where a wrapper keeps what it knows of calls until the cache is emptied."""
@@ -46,6 +55,7 @@ class FastPathCache:
 
     def clear(self) -> None:
         """Forget everything: each call is checked in full once more."""
+        self.emptied += 1  # first, for keep()
         # Emptied, not replaced: the head of every collective, and every wrapper, holds these dictionaries.
         self.synchronous.clear()
         self.asynchronous.clear()
