@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -243,6 +244,38 @@ def leaves_before_a_message_is_waited_for(kind: str) -> list[float]:
 def test_a_message_whose_wait_was_left_before_it_began_is_under_way(kind: str) -> None:
     expected = [1.0 if kind == "irecv" else 0.0] * 4
     assert run_ranks(leaves_before_a_message_is_waited_for, 2, kind, timeout_s=60) == [expected] * 2
+
+
+class InterruptedOnce(threading.Event):
+    """An event that a signal handler keeps from being set once."""
+
+    is_interrupted = False
+
+    def set(self) -> None:
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        super().set()
+
+
+def leaves_after_a_message_was_waited_for() -> list[float]:
+    """Rank 0 is interrupted when gloo has the message, and waits again."""
+    backend = bring_up(timeout_s=60)
+    tensor = torch.full((4,), float(backend.get_rank()))
+    if backend.get_rank() == 1:
+        backend.send(tensor, 0)
+    else:
+        work: Any = backend.irecv(tensor, 1)
+        work._done = InterruptedOnce()
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+        assert work.wait(30)
+        assert work.is_completed()
+    return tensor.tolist()
+
+
+def test_a_message_whose_wait_was_left_after_its_end_has_ended() -> None:
+    assert run_ranks(leaves_after_a_message_was_waited_for, 2, timeout_s=120) == [[1.0] * 4] * 2
 
 
 def drops_a_receive() -> int:

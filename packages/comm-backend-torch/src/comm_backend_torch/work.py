@@ -322,10 +322,10 @@ class PolledWork(TorchWork):
         elif limit_s is None and self._take():
             try:
                 super().wait()
+                self._done.set()
             except BaseException:
                 self._interrupted()
                 raise
-            self._done.set()
         elif not self._waited_in_thread(limit_s):
             raise self._still_under_way(limit_s or 0.0)
         if self._failure is not None:
