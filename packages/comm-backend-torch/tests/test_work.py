@@ -1,3 +1,4 @@
+import gc
 import os
 import threading
 import time
@@ -9,6 +10,7 @@ import torch
 from torch.distributed import TCPStore
 
 from comm_backend_torch import TorchBackend, provider
+from comm_backend_torch.work import _held, have_ended
 from comm_utils import ArgumentTypeError, BrokenGroupError, CommTimeoutError, Setup
 from comm_utils.flight_recorder import RECORDER, RingReader
 from comm_utils.testing import patience, run_ranks
@@ -276,6 +278,28 @@ def leaves_after_a_message_was_waited_for() -> list[float]:
 
 def test_a_message_whose_wait_was_left_after_its_end_has_ended() -> None:
     assert run_ranks(leaves_after_a_message_was_waited_for, 2, timeout_s=120) == [[1.0] * 4] * 2
+
+
+def ends_with_frozen_handles() -> list[bool]:
+    backend = bring_up(timeout_s=60)
+    store = backend.get_store()
+    if backend.get_rank() == 1:
+        store.get("due")
+        backend.all_reduce(torch.ones(1))
+        return []
+    message, work = backend.irecv(torch.ones(1), 1), backend.all_reduce(torch.ones(1), "sum", None, True)
+    gc.freeze()
+    found = [have_ended(0.0)]
+    store.set("due", "1")
+    assert work is not None
+    work.wait()
+    found.append(have_ended(0.0))
+    del work, message
+    return [*found, bool(_held)]
+
+
+def test_collectives_under_way_are_seen_whatever_the_collector_sees() -> None:
+    assert run_ranks(ends_with_frozen_handles, 2, timeout_s=120) == [[False, True, False], []]
 
 
 def drops_a_receive() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import math
 import threading
 import time
@@ -36,6 +35,8 @@ __all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
 _PATIENCE_AT_EXIT_S = 1.0
+#: Works of collectives whose handle is held, and how they are waited for, by the identity of the handle.
+_held: dict[int, tuple[Any, Any]] = {}
 # In the error of c10d's handle after the time that the caller gave; failures of libraries have other texts.
 _OVER = "Operation timed out!"
 
@@ -91,6 +92,7 @@ class TorchWork(Handle):
         self._end = end
         self._waited = False
         self._failure: BaseException | None = None
+        _held[id(self)] = work, own_wait
         if _abandoned:
             _abandoned.look()
 
@@ -214,6 +216,7 @@ class TorchWork(Handle):
         self.library_future().add_done_callback(lambda _: COMPLETING.add(self._work.is_completed, complete))
 
     def __del__(self) -> None:
+        _held.pop(id(self), None)
         # A program that took the future of c10d's handle does not need this one.
         if not getattr(self, "_waited", True) and (self._note is not None or not self._work.is_completed()):
             _abandoned.add((self._work, self._note, self._own_wait))
@@ -279,6 +282,7 @@ class PolledWork(TorchWork):
         check: Callable[[], None],
     ) -> None:
         super().__init__(work, result, translate, end, note, own_wait)
+        _held.pop(id(self))  # this is no collective
         self._keep, self._check = keep, check
         self._waiter: threading.Thread | None = None
         #: Another thread waits while this message is taken.
@@ -379,8 +383,7 @@ def have_ended(patience_s: float, groups: Sequence[GroupState] | None = None) ->
     Args:
         groups: of gloo, whose collectives are asked about; None for those of all libraries and groups.
     """
-    held = [(one._work, one._own_wait) for one in gc.get_objects() if type(one) is TorchWork]
-    started = [*held, *((work, own_wait) for work, _, own_wait in list(_abandoned))]
+    started = [*list(_held.values()), *((work, own_wait) for work, _, own_wait in list(_abandoned))]
     pending = [work for work, own_wait in started if groups is None or _waits_on(own_wait, groups)]
     end = time.monotonic() + patience_s
     while pending := [work for work in pending if not work.is_completed()]:
