@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -602,3 +603,25 @@ def run_forgetting() -> None:
             dist.reduce(torch.ones(1), 0, group=group)
         with pytest.raises(dist.NotInitializedError):
             dist.barrier(group)
+
+
+def run_reductions_of_saved_tensors() -> None:
+    size = dist.get_world_size()
+    for op in ("sum", "max"):
+        for _ in range(2):
+            weight, saved = torch.ones(4, requires_grad=True), torch.full((4,), 2.0)
+            loss = (weight * saved).sum()
+            dist.reduce_scatter_tensor(saved, torch.zeros(4 * size), op)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        output = torch.full((4,), 2.0)
+        for _ in range(2):
+            dist.reduce_scatter_tensor(output, torch.zeros(4 * size))
+    assert output.tolist() == [0.0] * 4
+
+
+@pytest.mark.skipif(os.environ.get("TESTS_BACKEND", "gloo") != "gloo", reason="is of what gloo does not reduce itself")
+def test_autograd_refuses_what_a_reduce_scatter_has_overwritten(pools: Pools) -> None:
+    """torch.distributed's own does on gloo, too; the gradient would be wrong silently."""
+    pools(2).run(run_reductions_of_saved_tensors)

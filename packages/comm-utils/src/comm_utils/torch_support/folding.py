@@ -8,6 +8,7 @@ import torch
 
 from comm_utils import kernels
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.flattening import count_versions
 
 __all__ = ["fold", "fold_compensated"]
 
@@ -34,6 +35,8 @@ def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
     """
     inputs = parts.unbind()
     if kernels.reduce(out, inputs, op):
+        if not out.is_inference():
+            count_versions([out])  # as torch does in what it writes
         return
     step = _STEPS[op]
 
