@@ -13,9 +13,8 @@ from comm_backend_ccl.arguments import is_integer_average
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.work import CclWork
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.folding import fold
 from comm_utils.torch_support.passed_tensors import passing_as
-from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
+from comm_utils.torch_support.reduction_encoding import encoding_for
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter"]
 
@@ -30,11 +29,11 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
     if encoding.native:
         with passing_as(tensor, wire):
             work = communicator.all_reduce(wire, encoding.op, True)
-        return work.then(_decoder(encoding, wire, elements, communicator))
+        return work.then(encoding.decoder(wire, elements, communicator.size))
     parts, sent = wire.new_empty(communicator.size, wire.numel()), _bytes(wire)
     with passing_as(tensor, sent):
         work = communicator.all_gather(_bytes(parts), sent, True, "all_reduce")
-    return work.then(_folder(encoding, parts, elements, communicator))
+    return work.then(encoding.folder(parts, elements))
 
 
 def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: ReduceOp) -> CclWork:
@@ -49,12 +48,12 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
     if encoding.native:
         with passing_as(tensor, wire):
             work = communicator.reduce(wire, root, encoding.op, True)
-        return work.then(_decoder(encoding, wire, elements, communicator)) if is_root else work
+        return work.then(encoding.decoder(wire, elements, communicator.size)) if is_root else work
     parts = wire.new_empty(communicator.size, wire.numel()) if is_root else None
     sent = _bytes(wire)
     with passing_as(tensor, sent):
         work = communicator.gather(None if parts is None else _bytes(parts), sent, root, True, "reduce")
-    return work if parts is None else work.then(_folder(encoding, parts, elements, communicator))
+    return work if parts is None else work.then(encoding.folder(parts, elements))
 
 
 def reduce_scatter(
@@ -72,11 +71,11 @@ def reduce_scatter(
         received = encoding.encode(elements) if encoding.shares else wire.new_empty(part)
         with passing_as(input, wire):
             work = communicator.reduce_scatter(received, wire, encoding.op, True, name)
-        return work.then(_decoder(encoding, received, elements, communicator))
+        return work.then(encoding.decoder(received, elements, communicator.size))
     parts, sent = wire.new_empty(communicator.size, part), _bytes(wire)
     with passing_as(input, sent):
         work = communicator.all_to_all(_bytes(parts), sent, watched=True, name=name)
-    return work.then(_folder(encoding, parts, elements, communicator))
+    return work.then(encoding.folder(parts, elements))
 
 
 def _divide(tensor: torch.Tensor, communicator: Communicator) -> Callable[[], None]:
@@ -90,22 +89,3 @@ def _divide(tensor: torch.Tensor, communicator: Communicator) -> Callable[[], No
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _decoder(
-    encoding: Encoding, wire: torch.Tensor, elements: torch.Tensor, communicator: Communicator
-) -> Callable[[], None] | None:
-    decode = encoding.decode
-    return None if decode is None else lambda: decode(wire, elements, communicator.size)
-
-
-def _folder(
-    encoding: Encoding, parts: torch.Tensor, elements: torch.Tensor, communicator: Communicator
-) -> Callable[[], None]:
-    def finish() -> None:
-        total = encoding.encode(elements) if encoding.shares else parts.new_empty(parts.shape[1])
-        fold(parts, encoding.op, total)
-        if encoding.decode is not None:
-            encoding.decode(total, elements, communicator.size)
-
-    return finish

@@ -17,7 +17,6 @@ from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.flight_recorder.reduce_op import reduces_by
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.folding import fold
 from comm_utils.torch_support.passed_tensors import passing_as, passing_bytes
 from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 
@@ -46,12 +45,12 @@ def all_reduce(
     if encoding.native:
         with passing_as(tensor, wire):
             work = backend.all_reduce(wire, encoding.op, group, async_op)
-        return deliver([work], _decoder(encoding, wire, elements, W), tensor, async_op)
+        return deliver([work], encoding.decoder(wire, elements, W), tensor, async_op)
     parts = wire.new_empty(W * wire.numel())
     sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
     with passing_as(tensor, sent):
         work = backend.all_gather_into_tensor(received, sent, group, async_op)
-    return deliver([work], _folder(encoding, parts.view(W, wire.numel()), wire, elements, W), tensor, async_op)
+    return deliver([work], encoding.folder(parts.view(W, wire.numel()), elements), tensor, async_op)
 
 
 @reduces_by
@@ -75,7 +74,7 @@ def reduce(
             wire = wire.clone()
         with passing_as(tensor, wire):
             work = backend.reduce(wire, None, encoding.op, group, async_op, group_dst)
-        finish = _decoder(encoding, wire, elements, W) if is_dst else None
+        finish = encoding.decoder(wire, elements, W) if is_dst else None
         return deliver([work], _copied_back(finish, elements, tensor, is_dst and not is_own), tensor, async_op)
     sent = as_bytes(wire, capabilities.dtypes)
     if not is_dst:
@@ -86,7 +85,7 @@ def reduce(
     received = [as_bytes(part, capabilities.dtypes) for part in parts]
     with passing_as(tensor, sent):
         work = backend.gather(sent, received, None, group, async_op, group_dst)
-    finish = _folder(encoding, parts, wire, elements, W)
+    finish = encoding.folder(parts, elements)
     return deliver([work], _copied_back(finish, elements, tensor, not is_own), tensor, async_op)
 
 
@@ -114,7 +113,7 @@ def reduce_scatter_tensor(
     wire_out = encoding.encode(output) if encoding.shares else wire_in.new_empty(wire_in.numel() // W)
     with passing_as(input, wire_in):
         work = backend.reduce_scatter_tensor(wire_out, wire_in, encoding.op, group, async_op)
-    return deliver([work], _decoder(encoding, wire_out, output, W), output, async_op)
+    return deliver([work], encoding.decoder(wire_out, output, W), output, async_op)
 
 
 @reduces_by
@@ -165,14 +164,7 @@ def _exchange_and_fold(
     rows_out, rows_in = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
     with passing_as(input, sent):
         work = backend.all_to_all_single(received, sent, rows_out, rows_in, group, async_op)
-    return deliver([work], _folder(encoding, parts.view(W, mine), wire, output, W), output, async_op)
-
-
-def _decoder(encoding: Encoding, wire: torch.Tensor, elements: torch.Tensor, W: int) -> Callable[[], None] | None:
-    decode = encoding.decode
-    if decode is None:
-        return None
-    return lambda: decode(wire, elements, W)
+    return deliver([work], encoding.folder(parts.view(W, mine), output), output, async_op)
 
 
 def _copied_back(
@@ -188,15 +180,3 @@ def _copied_back(
         tensor.detach().copy_(elements.view(tensor.shape))
 
     return finish_and_copy
-
-
-def _folder(
-    encoding: Encoding, parts: torch.Tensor, wire: torch.Tensor, elements: torch.Tensor, W: int
-) -> Callable[[], None]:
-    def finish() -> None:
-        total = encoding.encode(elements) if encoding.shares else wire.new_empty(parts.shape[1])
-        fold(parts, encoding.op, total)
-        if encoding.decode is not None:
-            encoding.decode(total, elements, W)
-
-    return finish

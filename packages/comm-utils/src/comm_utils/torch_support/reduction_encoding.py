@@ -15,6 +15,7 @@ import torch
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.folding import fold
 
 __all__ = ["Encoding", "encoding_for", "refusal"]
 
@@ -57,6 +58,22 @@ class Encoding:
     shares: bool
     decode: Decode | None
     native: bool
+
+    def decoder(self, wire: torch.Tensor, elements: torch.Tensor, W: int) -> Callable[[], None] | None:
+        """Return the function that writes into ``elements`` what ``wire`` says once it has the result of W ranks."""
+        decode = self.decode
+        return None if decode is None else lambda: decode(wire, elements, W)
+
+    def folder(self, parts: torch.Tensor, elements: torch.Tensor) -> Callable[[], None]:
+        """Return the function that reduces ``parts``, (W, m), of what travelled, into ``elements``, (n,)."""
+
+        def finish() -> None:
+            total = self.encode(elements) if self.shares else parts.new_empty(parts.shape[1])
+            fold(parts, self.op, total)
+            if self.decode is not None:
+                self.decode(total, elements, len(parts))
+
+        return finish
 
 
 def encoding_for(call: str, op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Encoding:
