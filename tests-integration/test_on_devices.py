@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_utils import CommTimeoutError
 from comm_utils.testing import run_ranks, sharing_device
 
 pytestmark = [
@@ -188,7 +189,27 @@ def serve_devices_by_gloo() -> None:
     dist.destroy_process_group()
 
 
-PROGRAMS = [reduce_everything, move_everything, overlap_groups_and_objects, compress_and_compose]
+def wait_for_too_short_a_time() -> None:
+    rank, W, device = set_up()
+    tensor = torch.full((4,), rank + 1.0, device=device)
+    dist.all_reduce(tensor.clone())
+    torch.cuda._sleep(2 * 10**9)
+    work = dist.all_reduce(tensor, async_op=True)
+    with pytest.raises(CommTimeoutError, match="still under way"):
+        work.wait(0.05)
+    assert work.wait(60)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [W * W * (W + 1) / 2] * 4
+    dist.destroy_process_group()
+
+
+PROGRAMS = [
+    reduce_everything,
+    move_everything,
+    overlap_groups_and_objects,
+    compress_and_compose,
+    wait_for_too_short_a_time,
+]
 
 
 def test_gloo() -> None:

@@ -3,6 +3,8 @@ import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch.distributed import TCPStore
 
 from comm_backend_torch import TorchBackend, provider
-from comm_backend_torch.work import _held, have_ended
+from comm_backend_torch.work import TorchWork, _held, have_ended, wait_and_check
 from comm_utils import ArgumentTypeError, BrokenGroupError, CommTimeoutError, Setup
 from comm_utils.flight_recorder import RECORDER, RingReader
 from comm_utils.testing import patience, run_ranks
@@ -300,6 +302,36 @@ def ends_with_frozen_handles() -> list[bool]:
 
 def test_collectives_under_way_are_seen_whatever_the_collector_sees() -> None:
     assert run_ranks(ends_with_frozen_handles, 2, timeout_s=120) == [[False, True, False], []]
+
+
+class AbortsAtALimit:
+    """A handle of NCCL, whose wait with a limit that runs out takes the communicator with it."""
+
+    def __init__(self, asked_before_it_ends: int) -> None:
+        self._left = asked_before_it_ends
+        self.waits = 0
+
+    def is_completed(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def wait(self) -> bool:
+        self.waits += 1
+        return True
+
+
+def test_a_limit_that_runs_out_leaves_an_operation_of_a_device_under_way() -> None:
+    state: Any = SimpleNamespace(broken=None)
+    for asked, is_over in ((10**9, True), (3, False)):
+        inner = AbortsAtALimit(asked)
+        work = TorchWork(inner, None, pytest.fail, own_wait=partial(wait_and_check, state))
+        if is_over:
+            with pytest.raises(CommTimeoutError, match="still under way"):
+                work.wait(0.05)
+            assert inner.waits == 0
+            inner._left = 0
+        assert work.wait(60)
+        assert inner.waits == 1
 
 
 def drops_a_receive() -> int:

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import torch.distributed.distributed_c10d as internals
 
-from comm_backend_torch.work import left
+from comm_backend_torch.work import left, wait_and_check
 from comm_utils.active import slot
 from comm_utils.errors import BrokenGroupError
 from comm_utils.rank_processes import PROCESSES, named_ranks
@@ -59,16 +59,7 @@ def how_to_wait(state: GroupState, device: str) -> Wait | None:
     library = state.libraries[device]
     if library == "gloo":
         return partial(_wait, state)
-    return None if library in _RAISING else partial(_wait_and_check, state)
-
-
-def _wait_and_check(state: GroupState, work: Any, end: float | None = None) -> None:
-    if end is None:
-        work.wait()
-    else:
-        work.wait(left(end))
-    if state.broken is not None:
-        state.check()
+    return None if library in _RAISING else partial(wait_and_check, state)
 
 
 def _wait(state: GroupState, work: Any, end: float | None = None) -> None:

@@ -30,7 +30,7 @@ from comm_utils.torch_support.handle import Handle, tensors_of
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
 
-__all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left"]
+__all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left", "wait_and_check"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -39,6 +39,8 @@ _PATIENCE_AT_EXIT_S = 1.0
 _held: dict[int, tuple[Any, Any]] = {}
 # In the error of c10d's handle after the time that the caller gave; failures of libraries have other texts.
 _OVER = "Operation timed out!"
+# How often a device is asked whether it has completed a work that is waited for with a limit.
+_POLL_S = 0.0002
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
@@ -50,6 +52,16 @@ Keep = Callable[[Any, "float | None", "Note | None", Translate], None]
 def left(end: float) -> timedelta:
     """Return how long it is until ``end``, as c10d accepts it."""
     return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
+
+
+def wait_and_check(state: GroupState, work: Any, end: float | None = None) -> None:
+    """Wait for a work of NCCL and its like, whose wait ends without an error where the communicator was aborted."""
+    if end is None:
+        work.wait()
+    else:
+        work.wait(left(end))
+    if state.broken is not None:
+        state.check()
 
 
 class TorchWork(Handle):
@@ -144,6 +156,13 @@ class TorchWork(Handle):
         if timeout_s < 0.001 and not self._work.is_completed():
             raise self._still_under_way(timeout_s)  # c10d counts milliseconds, and takes none for no limit
         start = time.monotonic()
+        if getattr(self._own_wait, "func", None) is wait_and_check:
+            # c10d's own wait would abort the communicator at its limit, with the group.
+            while not self._work.is_completed():
+                if time.monotonic() - start >= timeout_s:
+                    raise self._still_under_way(timeout_s)
+                time.sleep(_POLL_S)
+            return self.wait()
         try:
             self._work.wait(timedelta(milliseconds=max(1, math.ceil(timeout_s * 1000))))
             if self._own_wait is not None:  # raises where the library did not
