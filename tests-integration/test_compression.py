@@ -412,6 +412,34 @@ def test_nothing_is_sent_where_ranks_disagree(bare_pools: Pools, backend: str) -
         ]
 
 
+def sizes_that_differ() -> list[str]:
+    """Return the errors of exchanges in which rank 1 expects more of rank 0 than that sends."""
+    rank, found = dist.get_rank(), []
+    sent, expected = ([10, 100], [10, 7]) if rank == 0 else ([7, 5], [104, 5])
+    whole, received = torch.ones(sum(sent)), torch.full((sum(expected),), -7.0)
+    gathered = [torch.full((size,), -7.0) for size in ((100, 5) if rank == 0 else (104, 5))]
+    small = dist.Compression("int8", min_size_bytes=1 << 20)
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_to_all_single(received, whole, expected, sent, compression="int8"),
+        lambda: dist.all_to_all_single(received, whole, expected, sent, compression=small),
+        lambda: dist.all_gather(gathered, torch.ones(100 if rank == 0 else 5), compression="int8"),
+    ]
+    for call in calls:
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call()
+        found.append(str(caught.value).partition(": ")[2])
+    assert all((one == -7).all() for one in (received, *gathered))
+    dist.all_reduce(summed := torch.ones(10))
+    assert (summed == 2).all()
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sizes_that_differ_by_less_than_a_message_rounds_up(bare_pools: Pools, backend: str) -> None:
+    text = "rank 0 sends 100 elements to rank 1, which expects 104"
+    assert bare_pools(2).run(on, backend, sizes_that_differ) == [[text] * 3] * 2
+
+
 def after_an_overflow() -> None:
     W, compression = dist.get_world_size(), dist.Compression("powersgd", rank=2)
     for step in range(3):

@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
 from comm_collectives.buffers import Buffers
-from comm_collectives.compression.agreement import Agreement
+from comm_collectives.compression.agreement import Agreement, sum_of_sizes
 from comm_collectives.compression.feedback import Feedback, errors_of, keep_own_errors, own_errors
 from comm_collectives.compression.link import Link, decode_into, sum_in
 from comm_collectives.compression.two_ranks import all_reduce_of_two
+from comm_collectives.memory import memory_view
 from comm_utils.backend import Work
+from comm_utils.errors import CollectiveMismatchError
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
@@ -182,11 +184,19 @@ def all_to_all(
 
     Returns:
         False, with nothing done, on all ranks, where that is smaller.
+
+    Raises:
+        CollectiveMismatchError: a rank sends another number of elements than the rank that gets them expects; on every
+            rank, and before any element was sent.
     """
     dtype, codec = targets[0].dtype, link.codec
+    sent, expected = [one.numel() for one in sources], [one.numel() for one in targets]
     # Nobody knows how much others exchange: all agree on the number of pieces.
-    number = max(one.numel() for one in (*targets, *sources))
-    longest = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {codec.describe()}", number).largest()
+    what, sums = f"all_to_all of {dtype} with {codec.describe()}", sum_of_sizes(link.rank, sent, expected)
+    agreement = Agreement(link.backend, link.group, what, max(*sent, *expected), sums=sums)
+    longest = agreement.largest()
+    if not agreement.sizes_match:
+        raise CollectiveMismatchError(_differing_sizes(link, sent, expected, sources[0].device))
     if longest * link.size * dtype.itemsize < least_bytes:
         return False
 
@@ -226,6 +236,21 @@ def all_to_all(
                     at += link.wire_bytes(part.numel())
             buffers.give_back(arrived.sent, arrived.received)
     return True
+
+
+def _differing_sizes(link: Link, sent: Sequence[int], expected: Sequence[int], device: torch.device) -> str:
+    """Return the text of an error that names the ranks whose sizes differ, from those of all ranks."""
+    own = torch.tensor([sent, expected], dtype=torch.int64, device=device)
+    every = own.new_empty(link.size, 2, link.size)
+    link.gather(memory_view(every).view(torch.uint8), memory_view(own).view(torch.uint8)).wait()
+    numbers, ranks = every.tolist(), link.backend.get_process_group_ranks(link.group)
+    said = [
+        f"rank {ranks[source]} sends {numbers[source][0][target]} elements to rank {ranks[target]}, which expects "
+        f"{numbers[target][1][source]}"
+        for source, target in product(range(link.size), repeat=2)
+        if numbers[source][0][target] != numbers[target][1][source]
+    ]
+    return f"the ranks disagree about the sizes of an exchange, of which nothing was sent: {'; '.join(said[:4])}"
 
 
 def _overlapped(pieces: Sequence[slice], send: Callable[[slice], _Piece]) -> Iterator[_Piece]:
