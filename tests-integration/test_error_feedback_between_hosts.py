@@ -79,7 +79,7 @@ def nothing_is_lost_by(call: Callable[..., torch.Tensor], method: str, op: str, 
         lost = lacking(compression, result)
         scale = exact.abs().max()
         assert lost.abs().max() > 1e-3 * scale
-        # Of bfloat16, the sum within a host and the result are rounded in each call.
+        # Of bfloat16, the result is rounded in each call.
         torch.testing.assert_close(
             result + lost, exact, rtol=0, atol=float(scale) * (1e-5 if dtype.itemsize > 2 else 0.05)
         )

@@ -632,6 +632,28 @@ def test_on_one_host_nothing_is_encoded_between_hosts(bare_pools: Pools, host_of
         assert list(sent) == [""]
 
 
+def of_16_bits_between_hosts() -> None:
+    """Average what overflows float16 in a sum, and sum what bfloat16 rounds away one by one."""
+    fp16 = dist.Compression("fp16", between_hosts=True)
+    large, part = torch.full((4001,), 40000.0, dtype=torch.float16), torch.empty(1000, dtype=torch.float16)
+    dist.reduce_scatter_tensor(part, large[:4000], "avg", compression=fp16)
+    dist.all_reduce(large, "avg", compression=fp16)
+    assert (large == 40000).all()
+    assert (part == 40000).all()
+    # 256 + 1 is 256 in bfloat16.
+    summed = torch.full((4000,), [256.0, 1.0, -256.0, 1.0][dist.get_rank()], dtype=torch.bfloat16)
+    part = torch.empty(1000, dtype=torch.bfloat16)
+    dist.reduce_scatter_tensor(part, summed, compression=fp16)
+    dist.all_reduce(summed, compression=fp16)
+    assert (summed == 2).all()
+    assert (part == 2).all()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_sums_of_16_bits_are_made_in_float32_between_hosts(bare_pools: Pools, backend: str) -> None:
+    bare_pools(4).run(on, backend, HOST_BY_HOST, of_16_bits_between_hosts)
+
+
 def between_hosts_by_default() -> dict[tuple[str, int], str]:
     """Return the methods of calls by operation and bytes."""
     W = dist.get_world_size()

@@ -42,6 +42,7 @@ class EncodedBetween(Between):
 
     piece_bytes = 32 << 20
     waits = True
+    sum_dtype = torch.float32
 
     def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool, feedback: Feedback | None) -> None:
         super().__init__(backend, plan)
@@ -131,7 +132,7 @@ def reduce_scatter(
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent, rows = None if feedback is None else feedback.take_unsent(), slices
         if unsent is not None:
-            rows = [one + more.to(one.dtype) for one, more in zip(slices, torch.split(unsent, row), strict=True)]
+            rows = [one + more for one, more in zip(slices, torch.split(unsent, row), strict=True)]
         algorithms.reduce_scatter(inner, plan, output, rows, ReduceOp.SUM, between)
         finish()
 

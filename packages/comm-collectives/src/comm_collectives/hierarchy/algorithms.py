@@ -122,11 +122,11 @@ def _wait(work: Work | None) -> None:
 class _Memory:
     """Memory of one dtype that is used again."""
 
-    def __init__(self, buffers: Buffers, like: torch.Tensor) -> None:
-        self._buffers, self._dtype, self._itemsize = buffers, like.dtype, like.element_size()
+    def __init__(self, buffers: Buffers, dtype: torch.dtype) -> None:
+        self._buffers, self.dtype = buffers, dtype
 
     def take(self, count: int) -> torch.Tensor:
-        return self._buffers.take(count * self._itemsize).view(self._dtype)
+        return self._buffers.take(count * self.dtype.itemsize).view(self.dtype)
 
     def give_back(self, *some: torch.Tensor) -> None:
         for one in some:
@@ -137,11 +137,12 @@ def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceO
     """Overwrite ``elements``, (n,), with their reduction over all ranks."""
     size = plan.layout.ranks_per_host
     with Buffers(elements.device) as buffers:
-        memory = _Memory(buffers, elements)
+        memory = _Memory(buffers, between.sum_dtype or elements.dtype)
 
         def begin(place: slice, async_op: bool) -> _Piece:
             piece = elements[place]
-            whole = piece if piece.numel() % size == 0 else _padded(piece, size, memory)
+            fits = piece.numel() % size == 0 and piece.dtype == memory.dtype
+            whole = piece if fits else _padded(piece, size, memory)
             share = memory.take(whole.numel() // size)
             entering = reduction.reduce_scatter_tensor(backend, share, whole, op, plan.within, async_op)
             leave = partial(gather, backend, plan.within, whole, share)
@@ -162,7 +163,7 @@ def reduce_scatter(
     """Overwrite ``output``, (n,), with the reduction of this rank's entry of every rank's ``rows``, (n,) each."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
     with Buffers(output.device) as buffers:
-        memory = _Memory(buffers, output)
+        memory = _Memory(buffers, between.sum_dtype or output.dtype)
 
         def begin(place: slice, async_op: bool) -> _Piece:
             count = place.stop - place.start
@@ -190,7 +191,7 @@ def all_gather(
     """Overwrite every rank's entry of ``rows``, (n,) each, with its ``input``, (n,)."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
     with Buffers(input.device) as buffers:
-        memory = _Memory(buffers, input)
+        memory = _Memory(buffers, input.dtype)
 
         def begin(place: slice, async_op: bool) -> _Piece:
             count = place.stop - place.start
@@ -218,7 +219,7 @@ def broadcast(backend: Backend, plan: Plan, elements: torch.Tensor, src: int) ->
     native &= backend.capabilities(plan.between, elements.device.type).dtypes
     is_at_root = plan.layout.host == root_host
     with Buffers(elements.device) as buffers:
-        memory = _Memory(buffers, elements)
+        memory = _Memory(buffers, elements.dtype)
 
         def begin(place: slice, async_op: bool) -> _Piece:
             piece = elements[place]
@@ -242,7 +243,7 @@ def broadcast(backend: Backend, plan: Plan, elements: torch.Tensor, src: int) ->
 
 
 def _padded(piece: torch.Tensor, unit: int, memory: _Memory) -> torch.Tensor:
-    """Return a copy of ``piece`` with zeros after it, up to a multiple of ``unit``."""
+    """Return a copy of ``piece`` in the dtype of ``memory``, with zeros after it, up to a multiple of ``unit``."""
     whole = memory.take(-(-piece.numel() // unit) * unit)
     whole[: piece.numel()].copy_(piece)
     whole[piece.numel() :].zero_()

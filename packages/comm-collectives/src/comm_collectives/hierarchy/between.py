@@ -22,10 +22,12 @@ class Between:
     Attributes:
         piece_bytes: of a tensor on one host that is worth an exchange; None for what hierarchical collectives take.
         waits: methods return when they are complete.
+        sum_dtype: of the shares of a reduction; None for that of the tensor.
     """
 
     piece_bytes: int | None = None
     waits = False
+    sum_dtype: torch.dtype | None = None
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend, self._plan = backend, plan
