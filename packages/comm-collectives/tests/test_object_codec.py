@@ -960,7 +960,7 @@ def test_bad_messages(case: str) -> None:
 def test_deeply_nested_messages() -> None:
     for depth in (MAX_DEPTH + 1, 100_000):
         one = bytes((Tag.LIST,)) + SIZE.pack(1)
-        metadata = bytes((Tag.ORDERED_DICT,)) + SIZE.pack(0)
+        metadata = tagged(Tag.ORDERED_DICT, SIZE.pack(0))[len(HEADER) :]
         zone = bytes((Tag.TIMEZONE,))
         point = bytes((Tag.DATACLASS,)) + blob(f"{__name__}.Point".encode()) + SIZE.pack(2) + text("x")
         slices = tagged(Tag.SLICE)[len(HEADER) :]
@@ -1008,8 +1008,15 @@ def measure(value):
     times = (resident() - before) / len(message)
     assert len(found) == count and times <= MOST_TIMES + 4, f"{value!r:.60}: {times:.1f} times"
 
+def versioned(items):
+    found = OrderedDict(items)
+    found._metadata = True
+    return found
+
+singletons = [True, False, None, ..., ()]
 values = [
-    Namespace(), SimpleNamespace(a=1),
+    versioned({}), versioned({None: None}), versioned(dict.fromkeys([*singletons, ""])), Counter({None: None}),
+    Namespace(), SimpleNamespace(a=1), set(singletons), frozenset(singletons), dict.fromkeys([*singletons, ""]),
     [], (None,), set(), {1}, frozenset([None]), {}, {1: None}, OrderedDict(), Counter(), defaultdict(int), deque(),
     deque([1]), slice(None), bytearray(), 2**70, PurePosixPath("a"), torch.Size([]), torch.ones(0, dtype=torch.uint8),
     torch.tensor(1, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8), torch.nn.Parameter(torch.ones(1)),

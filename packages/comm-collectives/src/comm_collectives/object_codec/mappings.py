@@ -60,11 +60,12 @@ def _write_dict(writer: Writer, mapping: dict[Any, Any]) -> None:
 
 
 def _write_counter(writer: Writer, counter: Counter[Any]) -> None:
-    writer.out.append(Tag.COUNTER)
+    writer.begin(Tag.COUNTER)
     _write_pairs(writer, counter)
 
 
 def _read_counter(reader: Reader) -> Counter[Any]:
+    reader.skip_filler(Tag.COUNTER)
     counter: Counter[Any] = Counter()
     dict.update(counter, _read_pairs(reader))
     return counter
@@ -76,7 +77,7 @@ def _write_ordered_dict(writer: Writer, mapping: OrderedDict[Any, Any]) -> None:
     metadata = attributes.pop("_metadata", None)
     if attributes:
         raise Refused(f"got an OrderedDict with the attribute {next(iter(attributes))!r}; only its items can be sent")
-    writer.out.append(Tag.ORDERED_DICT)
+    writer.begin(Tag.ORDERED_DICT)
     _write_pairs(writer, mapping)
     writer.enter()
     try:
@@ -87,6 +88,7 @@ def _write_ordered_dict(writer: Writer, mapping: OrderedDict[Any, Any]) -> None:
 
 
 def _read_ordered_dict(reader: Reader) -> OrderedDict[Any, Any]:
+    reader.skip_filler(Tag.ORDERED_DICT)
     mapping = OrderedDict(_read_pairs(reader))
     reader.enter()
     metadata = reader.value()

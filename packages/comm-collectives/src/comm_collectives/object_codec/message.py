@@ -20,7 +20,7 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError
 __all__ = ["HEADER_BYTES", "decode_object", "encode_object", "is_pickled"]
 
 _MAGIC = b"commobj"
-_VERSION = 1
+_VERSION = 2
 _ENCODED, _PICKLED = 0, 1
 _REASON_SHOWN = 200
 _HEADER = Struct("=7sBBB6x")  # magic, version, byte order, kind
