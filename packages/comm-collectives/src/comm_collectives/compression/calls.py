@@ -109,9 +109,10 @@ def _all_reduce_low_rank(
     state, refusal = find_state(
         lambda members: compression.low_rank(tensor, op is ReduceOp.AVG, members), backend, group
     )
-    count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
+    shape = low_rank.memory_shape(tensor)
+    count = low_rank.factor_elements(shape, compression.rank) or tensor.numel()
     average = " (avg)" if op is ReduceOp.AVG else ""
-    what = f"all_reduce{average} of {'x'.join(map(str, tensor.shape))} {tensor.dtype} with {compression!r}"
+    what = f"all_reduce{average} of {'x'.join(map(str, shape))} {tensor.dtype} with {compression!r}"
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         def reduce(part: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from comm_collectives.compression.members import Members
 
-__all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape"]
+__all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape", "memory_shape"]
 
 
 @dataclass
@@ -42,10 +42,21 @@ class LowRank:
         self.local, self.factor = self.local.to(device), self.factor.to(device)
 
 
+def memory_shape(tensor: torch.Tensor) -> torch.Size:
+    """Return the shape of a dense tensor with its dimensions in the order of its memory."""
+    if tensor.is_contiguous():
+        return tensor.shape
+    dimensions = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
+    return torch.Size([size for _, size in dimensions if size > 1])
+
+
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
     """Return the rows and columns of the matrix that a tensor is taken for.
 
     The first dimension by all others; a tensor of one dimension is made nearly square, and padded with zeros.
+
+    Args:
+        shape: of the tensor, its dimensions in the order of its memory.
     """
     count = math.prod(shape)
     if len(shape) >= 2 and shape[0] > 1 and count > shape[0]:
@@ -77,9 +88,9 @@ def all_reduce(
         size: the number of ranks.
         rank: of the approximation.
     """
-    rows, columns = matrix_shape(tensor.shape)
-    count = elements.numel()
-    if factor_elements(tensor.shape, rank) == 0:
+    shape, count = memory_shape(tensor), elements.numel()
+    rows, columns = matrix_shape(shape)
+    if factor_elements(shape, rank) == 0:
         whole = elements.float() + state.local
         reduce(whole)
         state.local.zero_()
