@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from comm_collectives.compression.feedback import Feedback
+from comm_collectives.compression.feedback import Feedback, empty
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.members import Members
 from comm_collectives.compression.shares import Shares
@@ -46,7 +46,8 @@ def load(saved: Mapping[str, Any], low_rank: bool) -> State:
 
 
 def _in_one_step(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state as that of a call in one step."""
+    """Return a saved state as that of a call in one step, on the CPU: ranks may have saved it on a GPU each."""
+    saved = {name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in saved.items()}
     found = dict(saved)
     if "shares" in saved:
         local, other = (_loaded(saved[name]).view(-1) for name in ("local", "other"))
@@ -54,7 +55,7 @@ def _in_one_step(saved: Mapping[str, Any]) -> dict[str, Any]:
         found["local"] = Shares.loaded(saved["shares"]).whole(local, other, bool(saved["average"]), world_size)
         if "unsent" in saved:
             found["local"] += saved["unsent"]
-        found["other"] = torch.zeros(0)
+        found["other"] = _nothing()
     return found
 
 
@@ -92,7 +93,7 @@ def reshard(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[s
             sums = torch.cat([one["other"] for one in saved])[: local[0].numel()]
             local[0][: sums.numel()] += sums * scale_of_sums
         for rank in range(world_size):
-            other = first["other"].clone() if is_low_rank else torch.zeros(0)
+            other = saved[0]["other"].clone() if is_low_rank else _nothing()
             moved = {"local": local[rank], "other": other, "average": first["average"]}
             found[rank]["tensors"][name] = {**moved, **Members(rank, world_size, None).saved()}
     return found
@@ -136,6 +137,10 @@ def _check_order(name: str, saved: Sequence[Mapping[str, Any]]) -> None:
                 f"{members.world_size}; expected that of group rank {place} of {len(saved)}: give the states of all "
                 "ranks, in their order"
             )
+
+
+def _nothing() -> torch.Tensor:
+    return empty(0, torch.device("cpu"))
 
 
 def _loaded(saved: torch.Tensor) -> torch.Tensor:

@@ -265,7 +265,7 @@ class Compression:
     def reshard(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
         """Return the states of ``world_size`` ranks that lose nothing of those of all ranks of another world.
 
-        What results still lack stays the same in total, of sums and of averages.
+        What results still lack stays the same in total, of sums and of averages. The states are on the CPU.
 
         Args:
             states: what :meth:`state_dict` returned on every rank, in their order.
