@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from comm_collectives.compression.link import Link
+from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.registry import make_codec
 from comm_collectives.pieces import pieces as cut
 
@@ -41,6 +41,15 @@ def test_they_cover_the_tensor_in_whole_blocks(name: str, options: dict[str, int
     # As many bytes as the tensor at once, but for what aligns pieces.
     bytes_of_pieces = sum(link.codec.encoded_bytes(one.stop - one.start) for one in found)
     assert bytes_of_pieces <= link.codec.encoded_bytes(count) + 16 * len(found)
+
+
+@pytest.mark.parametrize("granularity", [1, 10, 24, 256])
+def test_slices_begin_at_whole_units_of_a_codec_of_another_package(granularity: int) -> None:
+    codec: Any = SimpleNamespace(granularity=granularity)
+    counts = Sizes(codec, 3, 0).slices(900)
+    assert sum(counts) == 900
+    assert counts[0] % granularity == 0
+    assert counts[0] % 16 == 0  # so that float32 of every slice are aligned
 
 
 @pytest.mark.parametrize(("name", "options"), CODECS)

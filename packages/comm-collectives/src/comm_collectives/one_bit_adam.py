@@ -1,10 +1,10 @@
 """The compressed all_reduce of 1-bit Adam, whose error state belongs to the caller.
 
 Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021,
-algorithm 1. Each of W ranks owns a slice of the tensor, of n/W elements:
+algorithm 1. Each of W ranks owns a slice of the tensor, which ``worker_error`` pads with zeros to m elements, of m/W:
 
 1. A rank adds ``worker_error`` to its tensor. To each owner it sends the signs of that owner's slice, and one scale:
-   the root of the mean square of all n elements. ``worker_error`` becomes what signs times scale lose.
+   the root of the mean square of all m elements. ``worker_error`` becomes what signs times scale lose.
 2. An owner averages what it received, its own part too, and adds ``server_error``. To all ranks it sends the signs of
    the sum, and their scale: the root of the mean square of the slice. ``server_error`` becomes what that loses.
 

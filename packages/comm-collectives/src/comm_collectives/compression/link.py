@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,7 @@ class Sizes:
 
     def slice_elements(self, count: int) -> int:
         """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
-        unit = max(16, self.codec.granularity)
+        unit = math.lcm(_ALIGNMENT, max(1, self.codec.granularity))
         return -(-count // (self.size * unit)) * unit
 
     def slices(self, count: int) -> list[int]:

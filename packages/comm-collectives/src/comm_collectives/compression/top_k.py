@@ -21,7 +21,8 @@ class TopK(Codec):
     loses at most its own magnitude, and none that is larger than one that was sent.
 
     Args:
-        ratio: the share of elements that are sent, of each piece of at most 1,048,576, rounded up.
+        ratio: the share of elements that are sent, of each piece, rounded up. On the CPU, a piece has at most 1,048,576
+            elements; on GPUs, up to 33,554,432 divided by the ranks where that is more.
     """
 
     name: ClassVar[str] = "topk"
