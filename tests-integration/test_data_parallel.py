@@ -329,6 +329,51 @@ def test_two_models_and_removal(pools: Pools, world_size: int) -> None:
     pools(world_size).run(leaves_no_trace)
 
 
+def uses_a_layer_on_one_rank(kinds: tuple[str | int, str | int], order: tuple[int, int]) -> None:
+    """Compare with one process where rank 1 does not use the last layer, whose handle is complete late there alone."""
+    rank = dist.get_rank()
+
+    def two_models() -> list[nn.ModuleDict]:
+        return [made(lambda: nn.ModuleDict({"p": nn.Linear(4, 4), "q": nn.Linear(4, 4)}), seed) for seed in (1, 2)]
+
+    def loss(last: nn.ModuleDict, first: nn.ModuleDict, of_rank: int, step: int) -> torch.Tensor:
+        inner = last["p"](first["q"](first["p"](torch.full((2, 4), 0.1 + of_rank))))
+        return (inner if of_rank and step else last["q"](inner)).square().sum()
+
+    models, alone = two_models(), two_models()
+    handles: dict[int, Any] = {}
+    optimizers = [torch.optim.SGD(nn.ModuleList(alone).parameters(), 0.01)]
+    for place in order:
+        kind, model = kinds[place], models[place]
+        sharded = kind != "data parallel"
+        handle: Any = (
+            hooks.register_sharded_hooks(model, kind) if sharded else hooks.register_data_parallel_hooks(model)
+        )
+        optimizers.append(torch.optim.SGD(handle.parameter_groups() if sharded else model.parameters(), 0.01))
+        if sharded:
+            handle.attach(optimizers[-1])
+        handles[place] = handle
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss(*models, rank, step).backward()
+        sum(loss(*alone, other, step) / 2 for other in range(2)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    for place, handle in handles.items():
+        model, expected = models[place], alone[place]
+        state = handle.full_state_dict() if hasattr(handle, "full_state_dict") else model.state_dict()
+        for name, one in expected.state_dict().items():
+            torch.testing.assert_close(state[name], one, rtol=1e-5, atol=1e-6)
+        handle.remove()
+
+
+@pytest.mark.parametrize("kinds", [("data parallel",) * 2, (1, 1), (2, 2), ("data parallel", 3), (2, "data parallel")])
+def test_handles_of_one_group_reduce_in_one_order(pools: Pools, kinds: tuple[str | int, str | int]) -> None:
+    for order in ((0, 1), (1, 0)):
+        pools(2).run(uses_a_layer_on_one_rank, kinds, order)
+
+
 def goes_on_after_a_failed_backward() -> None:
     model = made(mlp)
 

@@ -1,14 +1,18 @@
-"""The end of a backward: a function that autograd calls when all gradients are there."""
+"""The end of a backward, which autograd calls when all gradients are there, and the turns of handles until then."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 
+from comm_collectives.annotations import Group
+from comm_collectives.groups import get_process_group_ranks
 from comm_utils.errors import ArgumentError
 
 __all__ = ["BackwardEnd"]
@@ -27,23 +31,47 @@ def _is_compiled_autograd_on() -> bool:
 class _Callback:
     """Autograd alone keeps it, so that it is gone after a backward that failed."""
 
-    def __init__(self, end: BackwardEnd) -> None:
-        self._end = end
+    def __init__(self) -> None:
+        self.ends: list[BackwardEnd] = []
 
     def __call__(self) -> None:
-        self._end.call()
+        endings = [end.ending() for end in sorted(self.ends, key=_place)]
+        for ending in endings:
+            next(ending)
+        for ending in endings:
+            next(ending, None)
+
+
+# By the number of the backward.
+_callbacks: WeakValueDictionary[int, _Callback] = WeakValueDictionary()
+_ends: WeakSet[BackwardEnd] = WeakSet()
+_numbers = count()
 
 
 class BackwardEnd:
-    """Calls ``finish`` once at the end of each backward for which :meth:`expect` was called.
+    """Runs ``finish`` once at the end of each backward for which :meth:`expect` was called.
+
+    Several handles may reduce gradients over the same ranks in one backward, and those of one may be complete first on
+    one rank, and those of another on the next. So handles take turns in one order, that of their registration from the
+    last to the first: a handle starts reductions once the handles before it have started all of theirs, or at the end.
 
     Args:
-        finish: called in the thread that called ``backward()``, which raises what it raises.
+        finish: starts what was not started, yields once, and waits for all. It runs in the thread that called
+            ``backward()``, which raises what it raises. All handles start before the first one waits.
+        group: where gradients are reduced.
+        start: starts reductions that are complete; called when the turn of this handle has come.
+        is_first: come before all handles without it, which wait for the end: this one starts at places of its own.
     """
 
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish = finish
+    def __init__(
+        self, finish: Callable[[], Iterator[None]], group: Group, start: Callable[[], None], is_first: bool = False
+    ) -> None:
+        self._finish, self._start = finish, start
+        self._ranks = get_process_group_ranks(group)
+        self.place = (not is_first, -next(_numbers))
         self._callback: weakref.ref[_Callback] | None = None
+        self._has_started_all = False
+        _ends.add(self)
 
     @property
     def is_expected(self) -> bool:
@@ -55,8 +83,23 @@ class BackwardEnd:
         """Return whether the last backward failed before its end."""
         return self._callback is not None and self._callback() is None
 
+    @property
+    def may_start(self) -> bool:
+        """Return whether the handles before this one have started all of their reductions."""
+        return all(one.is_expected and one._has_started_all for one in self._others() if one.place < self.place)
+
+    def pass_turn(self) -> None:
+        """Let the handles behind this one start: it has started all of its reductions."""
+        self._has_started_all = True
+        for one in self._others():
+            if one.place > self.place and one.is_expected:
+                one._start()
+
+    def _others(self) -> list[BackwardEnd]:
+        return sorted((one for one in _ends if one is not self and one._ranks == self._ranks), key=_place)
+
     def expect(self) -> None:
-        """Call ``finish`` at the end of the backward that is under way; to be called by a hook of it.
+        """Run ``finish`` at the end of the backward that is under way; to be called by a hook of it.
 
         Raises:
             ArgumentError: compiled autograd traces the backward, so that its hooks would run while it is compiled.
@@ -66,12 +109,27 @@ class BackwardEnd:
                 "backward: got a backward under compiled autograd, which traces hooks; expected one without it: leave "
                 "torch._dynamo.config.compiled_autograd off, and compile the model with torch.compile(model)"
             )
-        callback = _Callback(self)
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(callback)
+        torch_c: Any = torch._C
+        number = torch_c._current_graph_task_id()
+        callback = _callbacks.get(number)
+        if callback is None:
+            callback = _Callback()
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(callback)
+            _callbacks[number] = callback
+        callback.ends.append(self)
         self._callback = weakref.ref(callback)
+        self._has_started_all = False
 
-    def call(self) -> None:
-        """Call ``finish`` now."""
+    def ending(self) -> Iterator[None]:
+        """Run ``finish``."""
         self._callback = None
-        self._finish()
+        yield from self._finish()
+
+    def release(self) -> None:
+        """Let no other handle wait for this one any more."""
+        _ends.discard(self)
+
+
+def _place(end: BackwardEnd) -> tuple[bool, int]:
+    return end.place

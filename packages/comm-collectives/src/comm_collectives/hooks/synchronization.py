@@ -3,7 +3,7 @@
 The steps of one backward, as in Li et al. 2020, PyTorch Distributed, section 3.2:
 
 1. A hook of each parameter counts the gradients of its bucket. All ranks start their buckets in the same order, each as
-   soon as all of its gradients are there.
+   soon as all of its gradients are there, once those of handles before it are started (``backward_end``).
 2. At the end of the backward, what is incomplete is started, with zeros for parameters that this rank did not use.
    Which parameters this rank used travels behind the gradients of the last bucket.
 3. The backward returns when all buckets are reduced, so ``optimizer.step()`` needs nothing special.
@@ -14,7 +14,7 @@ order of the buckets of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -69,7 +69,7 @@ class Synchronization:
         self._sparse = [place for place, is_sparse in enumerate(sparse) if is_sparse]
         self._reduction, self._group, self._sizes_bytes = reduction, group, sizes_bytes
         self._overlap, self._at_end = overlap, at_end
-        self._end = BackwardEnd(self._finish)
+        self._end = BackwardEnd(self._finish, group, self._start_complete)
         # Gradients that each bucket waits for; the last entry is for gradients that start none.
         self._counts = [_NEVER]
         self._bucket_of = [0] * len(parameters)
@@ -115,7 +115,8 @@ class Synchronization:
             self._refuse_stale("reduce_gradients", None)
         self._wait()
         self._reset()
-        self._finish()
+        for _ in self._finish():
+            pass
 
     def release(self) -> None:
         """Leave gradients that are tensors of their own, and give the memory of buckets back."""
@@ -124,6 +125,7 @@ class Synchronization:
             bucket.release()
         self.buckets = []
         self._reset()
+        self._end.release()
 
     # --- a backward
 
@@ -150,8 +152,12 @@ class Synchronization:
             work.wait()
 
     def _start_complete(self) -> None:
+        if not self.buckets or not self._end.may_start:
+            return
         while self._started < len(self.buckets) and not self._pending[self._started]:
             self._start_next()
+        if self._started == len(self.buckets):
+            self._end.pass_turn()
 
     def _start_next(self) -> None:
         bucket = self.buckets[self._started]
@@ -178,11 +184,12 @@ class Synchronization:
             flags[torch.tensor(unused, device=flags.device)] = 0
         self._flags = flags
 
-    def _finish(self) -> None:
+    def _finish(self) -> Iterator[None]:
         if not self.buckets and self._dense:
             self._make_buckets()
         while self._started < len(self.buckets):
             self._start_next()
+        yield
         self._reduce_sparse()
         self._wait()
         if self._missing:

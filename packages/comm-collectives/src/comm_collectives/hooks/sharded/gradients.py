@@ -4,7 +4,8 @@ Stages 1 and 2 of ZeRO (Rajbhandari et al. 2020, sections 5.1 and 5.2), with buc
 
 1. A hook of each parameter copies its gradient into the flat memory of its bucket, and frees it.
 2. A bucket with all gradients is reduced: each rank gets the sum or average of the part that it owns. In stages 1 and
-   2, buckets are started in one order on all ranks, that of their parameters from the last to the first. In stage 3,
+   2, buckets are started in one order on all ranks, that of their parameters from the last to the first, once those of
+   handles before this one are started (``backward_end``). In stage 3,
    reductions have to take the same places among the gatherings on all ranks, also where a rank does not use a
    parameter: before a module is gathered, the ranks agree on the buckets that are complete on all of them.
 3. From stage 2 on, the flat memory then serves another bucket. At most two reductions are in flight.
@@ -61,7 +62,7 @@ class Gradients:
         self._in_flight: deque[GradientBucket] = deque()
         self._synchronizes = True
         self._arrived = False
-        self._backward_end = BackwardEnd(self._end)
+        self._backward_end = BackwardEnd(self._end, group, self._start_complete, is_first=stage == 3)
         self.is_running = False
         self.on_begin: Callable[[], None] = _nothing
         self.on_first_gradient: Callable[[], None] = _nothing
@@ -85,7 +86,7 @@ class Gradients:
                 self.on_first_gradient()
             self._arrived = True
             bucket.add(position, gradient)
-            if not bucket.pending and self._in_order and self._synchronizes:
+            if not bucket.pending:
                 self._start_complete()
 
         return hook
@@ -120,9 +121,13 @@ class Gradients:
                     self._start(self.buckets[place])
 
     def _start_complete(self) -> None:
+        if not self._in_order or not self._synchronizes or not self._backward_end.may_start:
+            return
         while self._next < len(self.buckets) and not self.buckets[self._next].pending:
             self._start(self.buckets[self._next])
             self._next += 1
+        if self._next == len(self.buckets):
+            self._backward_end.pass_turn()
 
     def _start(self, bucket: GradientBucket) -> None:
         if self._memory is not None:
@@ -131,26 +136,26 @@ class Gradients:
         bucket.start()
         self._in_flight.append(bucket)
 
-    def _end(self) -> None:
+    def _end(self) -> Iterator[None]:
         try:
             # torch.autograd.grad brings no gradients here.
-            if self._synchronizes and self._arrived:
-                self._reduce_rest()
+            reduces = self._synchronizes and self._arrived
+            if reduces:
+                for bucket in self.buckets:
+                    if not bucket.is_started:
+                        self._start(bucket)
+            yield
+            if reduces:
+                while self._in_flight:
+                    self._in_flight.popleft().finish()
+                if self._memory is not None:
+                    self._memory.clear()
         except BaseException:
             self.abandon()
             raise
         finally:
             self.is_running = False
             self.on_end()
-
-    def _reduce_rest(self) -> None:
-        for bucket in self.buckets:
-            if not bucket.is_started:
-                self._start(bucket)
-        while self._in_flight:
-            self._in_flight.popleft().finish()
-        if self._memory is not None:
-            self._memory.clear()
 
     def abandon_failed(self) -> None:
         """Forget the last backward if it ended with an error; gradients of earlier ones wait for the next."""
@@ -205,6 +210,7 @@ class Gradients:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._backward_end.release()
         self.buckets.clear()
         self._memory = None
 
