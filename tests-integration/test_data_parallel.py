@@ -649,6 +649,8 @@ def different_models(kind: str) -> str:
             model = nn.Sequential(model[0], nn.ReLU(), model[1])
         elif kind == "dtype":
             model[1].to(torch.bfloat16)
+        elif kind == "strides":
+            model[1].weight = nn.Parameter(torch.zeros(3, 4).t())
         elif kind == "fewer":
             model[1].bias.requires_grad_(False)
         elif kind == "module":
@@ -665,6 +667,7 @@ DIFFERENCES = {
     "shape": r"parameter 2 is '1.weight' of shape \(5, 3\) and float32 on rank {odd} and '1.weight' of shape \(4, 3\)",
     "name": r"parameter 2 is '2.weight' of shape \(4, 3\) and float32 on rank {odd} and '1.weight' .* on rank 0",
     "dtype": r"parameter 2 is '1.weight' of shape \(4, 3\) and bfloat16 on rank {odd} and .* float32 on rank 0",
+    "strides": r"'1.weight' of shape .* and float32, with strides \(1, 4\) on rank {odd} and '1.weight' .* on rank 0",
     "fewer": r"parameter 3 is missing \(3 parameters\) on rank {odd} and '1.bias' of shape \(4,\) and float32 on",
     "options": r"options: got .*bucket_size_bytes=2048.* on rank {odd} and .*=1024.* on rank 0; expected the same",
 }

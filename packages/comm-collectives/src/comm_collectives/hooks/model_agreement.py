@@ -10,6 +10,7 @@ import torch
 
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks
+from comm_collectives.memory import is_dense
 from comm_collectives.objects import allgather_object
 from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
 
@@ -28,7 +29,7 @@ def agree_on_model(
 
     Args:
         call: the user's call, for messages.
-        parameters: tensors by name; their names, shapes and dtypes are compared.
+        parameters: tensors by name; their names, shapes, dtypes and orders in memory are compared.
         settings: what else must be the same, by the name of the argument; compared by ``repr``.
         group: whose ranks take part; None is the world group.
 
@@ -83,7 +84,10 @@ def check_on_all_ranks(
 
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
-    return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+    # Dense memory is reduced in its own order; that of one element tells nothing.
+    ordered = tensor.layout is torch.strided and not tensor.is_contiguous() and is_dense(tensor)
+    order = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1] if ordered else []
+    return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), order]
 
 
 def _most_common(values: list[T]) -> tuple[T, int]:
@@ -113,5 +117,5 @@ def _parameters_difference(got: list[list[Any]], expected: list[list[Any]], culp
 def _text(described: list[list[Any]], place: int) -> str:
     if place >= len(described):
         return f"missing ({len(described)} parameters)"
-    name, shape, dtype = described[place]
-    return f"{name!r} of shape {tuple(shape)} and {dtype}"
+    name, shape, dtype, order = described[place]
+    return f"{name!r} of shape {tuple(shape)} and {dtype}" + (f", with strides {tuple(order)}" if order else "")

@@ -90,7 +90,7 @@ def tie_parameter(
 
     Raises:
         ArgumentError: a rank of ``ranks`` gave no parameter, or one with sharded hooks; names the rank.
-        CollectiveMismatchError: the copies have different shapes or dtypes; names the ranks.
+        CollectiveMismatchError: the copies have different shapes, dtypes or orders in memory; names the ranks.
     """
     call = "tie_parameter"
     group = group_along(call, "group", group, "pipeline")
