@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import ParallelGroups
@@ -67,6 +68,19 @@ def orders() -> list[object]:
         experts.expert.ranks,
         experts.expert_data.ranks,
     ]
+
+
+def descending() -> None:
+    mesh = DeviceMesh("cpu", torch.tensor([[3, 2], [0, 1]]), mesh_dim_names=("dp", "pp"))
+    groups = ParallelGroups.from_mesh(mesh)
+    for one in (groups.data, groups.pipeline):
+        assert tuple(dist.get_process_group_ranks(one.group)) == one.ranks
+        assert dist.get_rank(one.group) == one.rank
+    assert (groups.pipeline.group is mesh.get_group("pp")) == (dist.get_rank() < 2)
+
+
+def test_ranks_of_a_mesh_may_descend(pools: Pools) -> None:
+    pools(4).run(descending)
 
 
 def test_meshes_keep_their_order_and_groups(pools: Pools) -> None:

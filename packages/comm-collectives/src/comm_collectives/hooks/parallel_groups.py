@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.annotations import Timeout
 from comm_collectives.arguments import active
-from comm_collectives.groups import new_group
+from comm_collectives.groups import get_process_group_ranks, new_group
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.parallel_sizes import MESH_NAMES, axes_of_mesh, checked_sizes
 from comm_utils.errors import ArgumentError
@@ -168,6 +168,9 @@ class ParallelGroups:
     ) -> ParallelGroups:
         """Return the groups of a ``DeviceMesh`` over all ranks; groups of its dimensions are used as they are.
 
+        Where ranks do not ascend along a dimension of the mesh, a group in the order of the mesh takes the place of its
+        own, which torch sorts.
+
         Args:
             mesh: its dimensions are named, after axes ("data", "pipeline", "context", "tensor", "expert") or their
                 usual short forms ("dp", "pp", "cp", "tp", "ep"). With a dimension for experts, the data axis is the
@@ -206,7 +209,8 @@ class ParallelGroups:
         def make(axis: str, members: tuple[int, ...], name: str) -> ProcessGroup:
             # Axes with the same ranks share a group: data, and data and context together, without context parallelism.
             if members not in made:
-                if axis in given:
+                # A mesh sorts the ranks of its groups.
+                if axis in given and tuple(get_process_group_ranks(given[axis])) == members:
                     made[members] = given[axis]
                 else:
                     made[members] = new_group(members, timeout, group_desc=name, sort_ranks=False)
