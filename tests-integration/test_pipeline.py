@@ -322,6 +322,23 @@ def test_tied_parameters_without_gradients_stay_without(pools: Pools) -> None:
     pools(2).run(tied_without_gradients)
 
 
+def tied_and_sparse() -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 10, bias=False)
+    stage = (embedding, head)[rank]
+    tied = hooks.tie_parameter(stage.weight)
+    ids = torch.arange(8)
+    alone = embedding.weight.detach().clone().requires_grad_()
+    F.cross_entropy(F.linear(F.embedding(ids, alone), alone), ids).backward()
+    hooks.run_schedule(hooks.gpipe(2, 2), stage, ids, ids, F.cross_entropy, tied=[tied])
+    torch.testing.assert_close(stage.weight.grad, alone.grad)
+
+
+def test_tied_embeddings_may_have_sparse_gradients(pools: Pools) -> None:
+    pools(2).run(tied_and_sparse)
+
+
 def tied_after_failures() -> None:
     rank = dist.get_rank()
     parameter = nn.Parameter(torch.ones(2))

@@ -61,6 +61,8 @@ class TiedParameter:
     def reduce_gradients(self) -> None:
         """Sum the gradients of the copies, so that all take the same step; where no copy has one, all have none.
 
+        Sparse gradients become dense, as those of the other copies may be.
+
         Before further gradients are added, call :meth:`start`.
         """
         if self.parameter is None or not self._is_shared:
@@ -72,6 +74,8 @@ class TiedParameter:
             if not used.item():
                 return
             gradient = self.parameter.grad = torch.zeros_like(self.parameter)
+        elif gradient.is_sparse:
+            gradient = self.parameter.grad = gradient.to_dense()
         all_reduce(gradient, "sum", self._group)
 
 
