@@ -567,8 +567,22 @@ def refuses_to_reduce_sums_again() -> None:
             assert torch.equal(model[-1].bias.grad, torch.full_like(model[-1].bias, W))
 
 
+def refuses_to_reduce_rows_again() -> None:
+    model, W = nn.Embedding(4, 3, sparse=True), dist.get_world_size()
+    with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))) as handle:
+        for set_to_none in (True, False, True):
+            model.zero_grad(set_to_none=set_to_none)
+            model(torch.tensor([1])).sum().backward()
+            assert torch.equal(model.weight.grad.to_dense()[1], torch.full((3,), float(W)))
+        with pytest.raises(ArgumentError, match=r"reduce_gradients: .* 'weight' is a sum over all ranks"):
+            handle.reduce_gradients()
+        with pytest.raises(ArgumentError, match=r"backward: .* 'weight' is a sum over all ranks"):
+            model(torch.tensor([1])).sum().backward()
+
+
 def test_sums_are_not_reduced_again(pools: Pools) -> None:
     pools(2).run(refuses_to_reduce_sums_again)
+    pools(2).run(refuses_to_reduce_rows_again)
 
 
 def refuses_to_add_a_checkpoint_twice() -> None:

@@ -14,6 +14,7 @@ order of the buckets of all ranks.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -75,6 +76,8 @@ class Synchronization:
         self._bucket_of = [0] * len(parameters)
         self._order: list[int] = []
         self._may_be_stale = False
+        # Of the last reduction: the place of each sparse gradient, the gradient and its version.
+        self._reduced_rows: list[tuple[int, weakref.ref[torch.Tensor], int]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -211,6 +214,11 @@ class Synchronization:
         reduced = reduce_rows([one.grad for one in parameters], parameters, self._reduction, self._group)
         for parameter, gradient in zip(parameters, reduced, strict=True):
             parameter.grad = gradient
+        self._reduced_rows = [
+            (place, weakref.ref(one), one._version)
+            for place, one in zip(self._sparse, reduced, strict=True)
+            if one is not None
+        ]
 
     def _make_buckets(self) -> None:
         seen = set(self._order)
@@ -257,8 +265,13 @@ class Synchronization:
 
     def _refuse_stale(self, call: str, latest: torch.Tensor | None) -> None:
         self._may_be_stale = latest is None  # a refused backward has written to gradients
-        for bucket in self.buckets:
-            name = bucket.added_since(latest)
+        stale = [bucket.added_since(latest) for bucket in self.buckets]
+        for place, reduced, version in self._reduced_rows:
+            parameter, gradient = self._parameters[place], reduced()
+            if gradient is not None and parameter.grad is gradient:
+                is_kept = gradient._version - version <= (parameter is latest)
+                stale.append(self._names[place] if is_kept else None)
+        for name in stale:
             if name is not None:
                 raise ArgumentError(
                     f"{call}: the gradient of parameter {name!r} is a sum over all ranks already, and would be added "
