@@ -288,6 +288,19 @@ def sparse(stays: bool) -> None:
     handle.remove()
 
 
+def large_sparse() -> None:
+    model = nn.Embedding(4, 3, sparse=True).half()
+    with hooks.register_data_parallel_hooks(model):
+        (model(torch.tensor([1])) * 40000.0).sum().backward()
+        assert model.weight.grad.is_coalesced()
+        assert model.weight.grad.dtype == torch.float16
+        assert torch.equal(model.weight.grad.to_dense()[1], torch.full((3,), 40000.0, dtype=torch.float16))
+
+
+def test_averages_of_large_sparse_gradients(pools: Pools) -> None:
+    pools(2).run(large_sparse)
+
+
 @WORLD_SIZES
 @pytest.mark.parametrize("stays", [True, False])
 def test_sparse_gradients(pools: Pools, world_size: int, stays: bool) -> None:

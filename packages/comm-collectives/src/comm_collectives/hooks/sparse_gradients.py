@@ -62,12 +62,17 @@ def reduce_rows(
             continue
         indices, values = _gathered(one, parameter, max(0, *of_ranks), before, W, group)
         kept = [rank for rank in range(W) if of_ranks[rank] > 0]
+        # The sum may exceed the range of 16 bits where what is divided afterwards does not.
+        added = torch.promote_types(values.dtype, torch.float32)
         total = torch.sparse_coo_tensor(
             torch.cat([indices[rank, : of_ranks[rank]] for rank in kept]).unsqueeze(0) if kept else indices[:1, :0],
-            torch.cat([values[rank, : of_ranks[rank]] for rank in kept]) if kept else values[0, :0],
+            torch.cat([values[rank, : of_ranks[rank]] for rank in kept]).to(added) if kept else values[0, :0].to(added),
             parameter.shape,
         ).coalesce()
-        reduced.append(total.mul_(after) if after != 1 else total)
+        scaled = total.values().mul_(after) if after != 1 else total.values()
+        reduced.append(
+            torch.sparse_coo_tensor(total.indices(), scaled.to(values.dtype), parameter.shape, is_coalesced=True)
+        )
     return reduced
 
 
