@@ -416,6 +416,10 @@ def refusals() -> list[str]:
         with pytest.raises((ArgumentError, CollectiveMismatchError)) as caught:
             hooks.run_schedule(schedule, stages, inputs, None, torch.sum)  # type: ignore[arg-type]
         found.append(f"{type(caught.value).__name__}: {caught.value}")
+    for options in ({"device": "gpu"}, {"tied": None}, {"gradient_scale": "1"}, {"no_sync": object()}):
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+            hooks.run_schedule(right, counted, batch, None, torch.sum, **(options if rank == 1 else {}))
+        found.append(f"{type(caught.value).__name__}: {caught.value}")
     assert not calls
     hooks.run_schedule(right, counted, batch, None, torch.sum)
     assert len(calls) == 4
@@ -423,6 +427,8 @@ def refusals() -> list[str]:
         with pytest.raises((ArgumentError, CollectiveMismatchError)) as caught:
             hooks.tie_parameter(stage.weight if rank == 0 else None)
         assert "rank" in str(caught.value)
+        with pytest.raises(ArgumentError, match=r"tie_parameter: got arguments that cannot be used: TypeError: "):
+            hooks.tie_parameter(stage.weight, ranks=None if rank == 0 else (0, 1))
         with pytest.raises(CollectiveMismatchError, match=r"got \[0, 1\] on rank"):
             hooks.tie_parameter(stage.weight, ranks=(0, 1) if rank == 0 else (0, 2))
     return found
@@ -505,6 +511,10 @@ def test_wrong_calls_name_the_rank_before_anything_runs(pools: Pools) -> None:
         ("ArgumentError", "inputs: got shapes [(2, 2)] in micro-batch 3"),
         ("Argument", "stages: got 3; expected modules or functions"),
         ("Argument", "schedule: got '1f1b'; expected a Schedule"),
+        ("Argument", "device: got 'gpu'; expected a torch.device"),
+        ("Argument", "tied: got None; expected a list"),
+        ("Argument", "gradient_scale: got '1'; expected a number"),
+        ("Argument", "no_sync: got <object object"),
     ]
     for rank, found in enumerate(pools(3).run(refusals)):
         for place, (text, parts) in enumerate(zip(found, expected, strict=True)):
@@ -512,3 +522,5 @@ def test_wrong_calls_name_the_rank_before_anything_runs(pools: Pools) -> None:
                 assert part in text, text
             if place in (4, 5, 6) and rank:
                 assert "run_schedule: rank 0 refused its arguments" in text
+            if place > 8 and rank != 1:
+                assert "run_schedule: rank 1 refused its arguments" in text

@@ -14,7 +14,7 @@ from comm_collectives.memory import is_dense
 from comm_collectives.objects import allgather_object
 from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
 
-__all__ = ["agree_on_model", "check_on_all_ranks"]
+__all__ = ["agree_on_model", "as_refusal", "check_on_all_ranks"]
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def check_on_all_ranks(
         group: whose ranks take part; None is the world group.
 
     Raises:
-        CommError: what ``prepare`` raised, on this rank.
+        CommError: what ``prepare`` raised, on this rank; see :func:`as_refusal`.
         ArgumentError: on the ranks with right arguments; names the rank with wrong ones and its error.
         CollectiveMismatchError: as :func:`agree_on_model`.
     """
@@ -65,8 +65,9 @@ def check_on_all_ranks(
         parameters, settings = prepare()
         mine["parameters"] = [_described(name, one) for name, one in parameters.items()]
         mine["settings"] = {name: repr(value) for name, value in settings.items()}
-    except CommError as raised:
-        error, mine["error"] = raised, str(raised)
+    except Exception as raised:
+        error = as_refusal(call, raised)
+        mine["error"] = str(error)
     everyones = allgather_object(mine, group)
     if error is not None:
         raise error
@@ -81,6 +82,15 @@ def check_on_all_ranks(
                 raise CollectiveMismatchError(
                     f"{call}: {difference(one[part], expected, f'rank {rank}', f'rank {ranks[position]}')}"
                 )
+
+
+def as_refusal(call: str, error: Exception) -> CommError:
+    """Return ``error``, which the check of arguments raised, or an ``ArgumentError`` that it is the cause of."""
+    if isinstance(error, CommError):
+        return error
+    refusal = ArgumentError(f"{call}: got arguments that cannot be used: {type(error).__name__}: {error}")
+    refusal.__cause__ = error
+    return refusal
 
 
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -44,7 +44,7 @@ def check_no_sync(call: str, schedule: Schedule, rank: int, stages: Mapping[int,
                 )
 
 
-def check_tied(call: str, tied: Iterable[Any]) -> None:
+def check_tied(call: str, tied: Any) -> None:
     """Check that gradients of ``tied`` stay with their parameters.
 
     Args:
@@ -53,8 +53,10 @@ def check_tied(call: str, tied: Iterable[Any]) -> None:
 
     Raises:
         ArgumentError: one has sharded hooks.
-        ArgumentTypeError: one is no :class:`TiedParameter`.
+        ArgumentTypeError: it is no list or tuple, or one is no :class:`TiedParameter`.
     """
+    if not isinstance(tied, (list, tuple)):
+        raise ArgumentTypeError(f"{call}: tied: got {shown(tied)}; expected a list of results of tie_parameter()")
     for one in tied:
         if not isinstance(one, TiedParameter):
             raise ArgumentTypeError(f"{call}: tied: got {shown(one)}; expected results of tie_parameter()")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.group_arguments import group_along
+from comm_collectives.hooks.model_agreement import as_refusal
 from comm_collectives.hooks.pipeline.actions import BACKWARD, FORWARD, Compute, Message, Schedule
 from comm_collectives.hooks.pipeline.agreement import agree_on_schedule
 from comm_collectives.hooks.pipeline.channel import StageChannel
@@ -75,12 +77,13 @@ def run_schedule(
     group = group_along(_CALL, "group", group, "pipeline")
     error: CommError | None = None
     run: _Run | None = None
-    place = _device(stages, device)
+    place = _device_of(stages)
     try:
+        place = place if device is None else _checked_device(device)
         run = _Run(schedule, stages, inputs, targets, loss_function, group, gradient_scale, no_sync, place)
         check_tied(_CALL, tied)
-    except CommError as raised:
-        error = raised
+    except Exception as raised:
+        error = as_refusal(_CALL, raised)
     agree_on_schedule(_CALL, schedule if isinstance(schedule, Schedule) else None, error, group, place)
     assert run is not None  # agree_on_schedule has raised the error
     for one in tied:
@@ -129,6 +132,12 @@ class _Run:
             self.loss_function = loss_function
             self.targets = None if targets is None else _microbatches("targets", targets, schedule)
             check_loss_function(_CALL, loss_function, self.targets, schedule.has_backward)
+        if gradient_scale is not None and (isinstance(gradient_scale, bool) or not isinstance(gradient_scale, Real)):
+            raise ArgumentTypeError(f"{_CALL}: gradient_scale: got {shown(gradient_scale)}; expected a number or None")
+        if no_sync is not None and not callable(no_sync):
+            raise ArgumentTypeError(
+                f"{_CALL}: no_sync: got {shown(no_sync)}; expected a function such as no_sync of a handle, or None"
+            )
         self.scale = 1 / schedule.microbatches if gradient_scale is None else gradient_scale
         self.no_sync = no_sync or nullcontext
         if no_sync is not None:
@@ -241,9 +250,16 @@ class _Run:
                 )
 
 
-def _device(stages: Any, device: torch.device | str | None) -> torch.device:
-    if device is not None:
+def _checked_device(device: Any) -> torch.device:
+    try:
         return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentTypeError(
+            f"{_CALL}: device: got {shown(device)}; expected a torch.device or its name, or None"
+        ) from None
+
+
+def _device_of(stages: Any) -> torch.device:
     for one in stages if isinstance(stages, (list, tuple)) else [stages]:
         for parameter in one.parameters() if isinstance(one, nn.Module) else ():
             return parameter.device
