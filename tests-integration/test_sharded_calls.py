@@ -267,6 +267,36 @@ def norms() -> None:
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
 
 
+class HasEmptyParameters(nn.Module):
+    """A model whose only parameters of two dtypes have no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.ones(4))
+        self.empty = nn.Parameter(torch.empty(0, dtype=torch.float64))
+        self.other = nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+
+    def forward(self) -> torch.Tensor:
+        return self.used.sum() + self.empty.sum() + self.other.sum()
+
+
+def without_elements(stage: int) -> None:
+    model = HasEmptyParameters()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        for _ in range(2):
+            model().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(model.used, torch.full((4,), 0.8))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_without_elements_in_dtypes_of_their_own(pools: Pools, stage: int) -> None:
+    pools(2).run(without_elements, stage)
+
+
 def norm_of_encoded_gradients(stage: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10)))

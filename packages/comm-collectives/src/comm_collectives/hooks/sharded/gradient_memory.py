@@ -24,6 +24,8 @@ class GradientMemory:
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return (numel,) of any content."""
+        if not numel:  # all such memory has one address
+            return torch.empty(0, dtype=dtype, device=device)
         size_bytes = numel * dtype.itemsize
         fitting = [one for one in self._free if one.numel() >= size_bytes and one.device == device]
         if fitting:
@@ -38,7 +40,8 @@ class GradientMemory:
 
     def give_back(self, memory: torch.Tensor) -> None:
         """Let :meth:`take` return ``memory`` again; nothing reads or writes it any more."""
-        self._free.append(self._taken.pop(memory.data_ptr()))
+        if memory.numel():
+            self._free.append(self._taken.pop(memory.data_ptr()))
 
     def clear(self) -> None:
         """Return the memory that no bucket uses."""
