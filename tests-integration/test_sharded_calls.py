@@ -267,6 +267,21 @@ def norms() -> None:
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
 
 
+def norm_of_not_a_number() -> None:
+    for of_rank in range(2):
+        model = nn.Linear(4, 1, bias=False)
+        with registered(model, 2) as handle:
+            optimizer = sgd(handle)
+            model(torch.ones(1, 4)).sum().backward()
+            if dist.get_rank() == of_rank:
+                optimizer.param_groups[0]["params"][0].grad[0] = math.nan
+            assert handle.clip_grad_norm(1.0, math.inf).isnan()
+
+
+def test_norms_of_not_a_number(pools: Pools) -> None:
+    pools(2).run(norm_of_not_a_number)
+
+
 class HasEmptyParameters(nn.Module):
     """A model whose only parameters of two dtypes have no elements."""
 

@@ -50,8 +50,11 @@ def total_norm(
     norms = [torch.linalg.vector_norm(one, order, dtype=dtype).to(device) for one in absolute]
     if math.isinf(order):
         total = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
-        all_reduce(total, "max", group)
-        return total
+        # Libraries differ in what the maximum of a NaN and a number is.
+        is_nan = total.isnan()
+        largest = torch.stack([total.masked_fill(is_nan, 0.0), is_nan.to(dtype)])
+        all_reduce(largest, "max", group)
+        return largest[0].masked_fill(largest[1] > 0, math.nan)
     total = (torch.stack(norms) ** order).sum() if norms else torch.zeros((), dtype=dtype, device=device)
     all_reduce(total, "sum", group, compression=no_default(group))
     return total ** (1 / order)
