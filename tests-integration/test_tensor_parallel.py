@@ -349,6 +349,19 @@ def test_with_data_parallel_hooks(pools: Pools) -> None:
     pools(4).run(with_data_parallel)
 
 
+def under_autocast() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with (
+        hooks.register_model_parallel_hooks(model, None, {"0": "column", "1": "row"}),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        assert model(torch.ones(1, 4)).dtype == torch.bfloat16
+
+
+def test_row_layers_keep_the_dtype_of_autocast(pools: Pools) -> None:
+    pools(2).run(under_autocast)
+
+
 def groups_with_other_parts() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
     model[2].weight.requires_grad_(False)

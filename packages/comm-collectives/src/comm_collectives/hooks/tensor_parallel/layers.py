@@ -60,8 +60,8 @@ def add_row(module: nn.Linear, group: Group, sequence_dim: int | None) -> list[U
 
     def forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
         output = _summed(F.linear(input, self.weight), group, sequence_dim)
-        # The bias is added once, behind the sum.
-        return output if self.bias is None else output + self.bias
+        # The bias is added once, behind the sum, in the dtype that autocast may have given to it.
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
     undo: list[Undo] = [_attribute(module, "in_features"), _instead(module, forward)]
     module.in_features = module.weight.shape[1]
