@@ -200,6 +200,12 @@ def install_faulty(
             "its package returned bool in availability(); expected an Availability for each name",
         ),
         (
+            PROVIDER.format(
+                availability="from comm_utils.backend import Availability; return {'F': Availability(True, '')}"
+            ),
+            "its package names a backend 'F' in availability(); expected lower case",
+        ),
+        (
             "def availability():\n    return {}\n",
             "faulty_provider has no initialize and no adopts and no adopt; expected",
         ),

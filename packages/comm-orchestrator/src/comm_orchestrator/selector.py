@@ -105,9 +105,15 @@ def _availability(name: str, provider: BackendProvider) -> Mapping[str, Availabi
         why = f"its package raised {type(error).__name__} in availability(): {error}"
     else:
         wrong = next((one for one in found.values() if not isinstance(one, Availability)), None)
-        if wrong is None:
+        capital = next((one for one in map(str, found) if one != one.lower()), None)
+        if wrong is not None:
+            why = (
+                f"its package returned {type(wrong).__name__} in availability(); expected an Availability for each name"
+            )
+        elif capital is not None:
+            why = f"its package names a backend {capital!r} in availability(); expected lower case"
+        else:
             return found
-        why = f"its package returned {type(wrong).__name__} in availability(); expected an Availability for each name"
     return {name: _OfPackage(False, why, "correct, update or uninstall the package")}
 
 
