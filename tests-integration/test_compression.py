@@ -880,6 +880,7 @@ def test_two_groups_of_the_same_ranks_never_exchange_their_calls(bare_pools: Poo
 
 def by_the_names_of_the_world() -> list[str]:
     world = dist.get_world_group()
+    dist.reset_log()
     dist.configure(enabled=True)
     for named in (world, None):
         dist.set_compression("int8", group=named)
