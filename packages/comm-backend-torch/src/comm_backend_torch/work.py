@@ -423,5 +423,7 @@ def _let_works_finish() -> None:
         # Their destructors would wait for what does not end.
         for group in list(internals._world.pg_map):
             keep_in_memory(group)
-    forget_abandoned()
+    # They stay in memory: a thread of gloo that still holds one would be the last to let go of its tensors.
+    for one in list(_abandoned):
+        _has_ended(one)
     wait_until_idle(unseen_s=0.02 if were_pending or c10d.is_initialized() else 0.0)

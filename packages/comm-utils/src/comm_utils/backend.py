@@ -41,7 +41,7 @@ ENTRY_POINT_GROUP = "comm_utils.backends"
 
 def without_spaces(backend: str) -> str:
     """Return the name of a backend without spaces around its parts, as torch takes it: ``"cpu:gloo,cuda:nccl"``."""
-    return re.sub(r"\s*([:,])\s*", r"\1", backend.strip())
+    return re.sub(" *([:,]) *", r"\1", backend.strip(" "))
 
 
 @runtime_checkable
