@@ -286,6 +286,7 @@ def run_dropped_at_the_end(ends: str) -> tuple[str, float]:
     if rank == 0:
         for _ in range(3):
             dist.isend(torch.ones(5), 1)
+    dist.barrier()
     begin = time.monotonic()
     if ends == "destroy":
         dist.destroy_process_group()

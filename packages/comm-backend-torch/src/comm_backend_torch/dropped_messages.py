@@ -46,6 +46,8 @@ class Message(NamedTuple):
 
 _kept: deque[Message] = deque()
 _waiting: list[Message] = []
+#: Threads that wait, until they have let go of their last message.
+_threads: list[int] = []
 #: Of the process that forked this one: their destructors would ask for locks that its threads may have held.
 _inherited: list[Message] = []
 
@@ -71,17 +73,22 @@ def keep(
 
 
 def _wait_for_all() -> None:
-    while True:
-        try:
-            message = _kept.popleft()
-        except IndexError:
-            return
-        _waiting.append(message)
-        try:
-            _wait_for(message)
-        finally:
-            _waiting.remove(message)
-            del message
+    thread = _thread.get_ident()
+    _threads.append(thread)
+    try:
+        while True:
+            try:
+                message = _kept.popleft()
+            except IndexError:
+                return
+            _waiting.append(message)
+            try:
+                _wait_for(message)
+            finally:
+                _waiting.remove(message)
+                del message
+    finally:
+        _threads.remove(thread)
 
 
 def _wait_for(message: Message) -> None:
@@ -121,7 +128,8 @@ def settle(patience_s: float, groups: Iterable[GroupState] | None = None) -> Non
             )
     abort([one.work for one in left if one in _waiting])
     end = time.monotonic() + NOTICE_S
-    while pending() and time.monotonic() < end:
+    # The destructor of a work gives the GIL away: where the interpreter has ended meanwhile, that ends the process.
+    while (pending() or (groups is None and _threads)) and time.monotonic() < end:
         time.sleep(_POLL_S)
 
 
@@ -133,6 +141,7 @@ def _forget() -> None:
     _inherited.extend((*_kept, *_waiting))
     _kept.clear()
     _waiting.clear()
+    _threads.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
