@@ -104,8 +104,12 @@ def _child(decoder: Decoder, folder: Path, seconds: float, seed: int, atheris: A
             (folder / "finding").write_text(f"{finding}\n{_place(finding)}", errors="replace")
             os._exit(77)
 
-    for path in sorted((folder / "inputs").iterdir()):  # what a first use imports takes memory of its own
-        one(path.read_bytes())
+    inputs = [path.read_bytes() for path in sorted((folder / "inputs").iterdir())]
+    with contextlib.suppress(Exception):
+        # Not measured: a first use takes the memory of the modules that it imports, and of pages of libraries.
+        decoder.decode(inputs[0])
+    for data in inputs:
+        one(data)
     limit_address_space(_MEMORY_BYTES)
     if atheris is not None:
         _atheris(atheris, decoder, one, folder, seconds, seed)
