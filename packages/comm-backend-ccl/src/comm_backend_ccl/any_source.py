@@ -144,12 +144,13 @@ class AnySource:
                 if source is None:
                     return
                 self._queue.popleft()
-                self._taken[source] += 1
                 try:
+                    self._taken[source] += 1
                     receive.handle = self._start(receive.tensor, source)
-                except RuntimeError as error:
-                    receive.failure = str(error)
-                    if raised_by_handler(error):
+                except BaseException as error:
+                    # Whoever waits for it would otherwise wait without end.
+                    receive.failure = str(error) or f"{type(error).__name__} came while the receive was started"
+                    if not isinstance(error, RuntimeError) or raised_by_handler(error):
                         raise
                 receive.source = source
             _waiting.discard(self)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch.distributed import Store
@@ -32,19 +33,42 @@ _NAMES = {code: str(dtype) for dtype, code in ONECCL_DTYPES.items()}
 _NAPS_S = 0.0002, 0.005
 
 
+class _Taken(NamedTuple):
+    """A message whose content is in the tensor of its receive."""
+
+    source: int
+    number: int
+    pieces: int
+    ended_ns: int
+
+
 class StoreReceive:
     """A receive on its way.
 
     Attributes:
-        source: the group rank that is named, or ``ANY_SOURCE``; the sender's in the end.
-        ended_ns: when the message had arrived; None before.
+        taken: the message that has arrived.
         failure: why the message could not be taken.
     """
 
     def __init__(self, tensor: torch.Tensor, source: int, tag: int) -> None:
-        self.tensor, self.source, self.tag = tensor, source, tag
-        self.ended_ns: int | None = None
+        self.tensor, self._named, self.tag = tensor, source, tag
+        self.taken: _Taken | None = None
         self.failure: str | None = None
+
+    @property
+    def is_from_any(self) -> bool:
+        """Whether no source is named."""
+        return self._named == ANY_SOURCE
+
+    @property
+    def source(self) -> int:
+        """The group rank that is named, or ``ANY_SOURCE``; the sender's in the end."""
+        return self._named if self.taken is None else self.taken.source
+
+    @property
+    def ended_ns(self) -> int | None:
+        """When the message had arrived; None before."""
+        return None if self.taken is None else self.taken.ended_ns
 
 
 class StoreMessages:
@@ -110,11 +134,11 @@ class StoreMessages:
         """
         end, nap_s = time.monotonic() + seconds, _NAPS_S[0]
         while True:
-            if receive.ended_ns is None and receive.failure is None:
+            if receive.taken is None and receive.failure is None:
                 self._progress()
             if receive.failure is not None:
                 raise RuntimeError(receive.failure)
-            if receive.ended_ns is not None:
+            if receive.taken is not None:
                 return True
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -125,15 +149,17 @@ class StoreMessages:
     def _progress(self) -> None:
         """Give messages that have arrived to the receives that were posted first."""
         with self._lock:
+            for receive in list(self._posted):
+                self._settle(receive)  # of which an exception of a signal handler may have ended this
             absent: set[tuple[int, int]] = set()
             for receive in list(self._posted):
                 for source in self._sources(receive):
                     if (source, receive.tag) in absent:
                         continue
-                    key = self._key(source, self._rank, receive.tag, self._received[source, receive.tag])
-                    if self._store.check([f"{key}/0"]):
-                        self._posted.remove(receive)
-                        self._take(receive, source, key)
+                    number = self._received[source, receive.tag]
+                    if self._store.check([f"{self._key(source, self._rank, receive.tag, number)}/0"]):
+                        self._take(receive, source, number)
+                        self._settle(receive)
                         break
                     absent.add((source, receive.tag))
 
@@ -143,7 +169,9 @@ class StoreMessages:
         everyone = ((self._first + turn) % self._size for turn in range(self._size))
         return [one for one in everyone if one != self._rank]
 
-    def _take(self, receive: StoreReceive, source: int, key: str) -> None:
+    def _take(self, receive: StoreReceive, source: int, number: int) -> None:
+        """Copy the message, or say why it cannot be taken; interrupted, this begins again."""
+        key = self._key(source, self._rank, receive.tag, number)
         tensor, first = receive.tensor, self._store.get(f"{key}/0")
         if len(first) < _HEAD.size:
             self._refuse(receive, source, f"{len(first)} bytes at the head of a message")
@@ -165,14 +193,23 @@ class StoreMessages:
                 self._refuse(receive, source, f"{len(part)} bytes in piece {piece} of a message, where {due} are due,")
                 return
             ctypes.memmove(tensor.data_ptr() + piece * _CHUNK_BYTES, part, len(part))
-        for piece in range(pieces):
-            self._store.delete_key(f"{key}/{piece}")
-        self._store.add("message/bytes", -count)
-        self._received[source, receive.tag] += 1
-        if receive.source == ANY_SOURCE:
-            self._first = (source + 1) % self._size
-        receive.source = source
-        receive.ended_ns = time.perf_counter_ns()
+        # One assignment: an exception of a signal handler comes before or after it.
+        receive.taken = _Taken(source, number, pieces, time.perf_counter_ns())
+
+    def _settle(self, receive: StoreReceive) -> None:
+        """Forget a receive that has ended, and its message; interrupted, this begins again."""
+        taken = receive.taken
+        if taken is None and receive.failure is None:
+            return
+        if taken is not None:
+            self._received[taken.source, receive.tag] = taken.number + 1
+            if receive.is_from_any:
+                self._first = (taken.source + 1) % self._size
+            key = self._key(taken.source, self._rank, receive.tag, taken.number)
+            for piece in range(taken.pieces):
+                self._store.delete_key(f"{key}/{piece}")
+            self._store.add("message/bytes", -receive.tensor.nbytes)
+        self._posted.remove(receive)
 
     def _refuse(self, receive: StoreReceive, source: int, what: str) -> None:
         self.disagreed = True
