@@ -155,7 +155,15 @@ def run_again_with_settings() -> tuple[list[float], list[str]]:
         dist.all_reduce(tensor)
         lost.append(float((tensor - 2 * exact).abs().max()))
 
-    other = {"seq_parallel_communication_data_type": "bf16", "reductions": {"deterministic": False}}
+    other = {
+        "seq_parallel_communication_data_type": "bf16",
+        "reductions": {"deterministic": False},
+        "process_group": {"backend": "gloo"},
+        "timeouts": {"init_s": 7},
+        "objects": {"allow_pickle": True},
+        "network": {"gloo": {"variables": {"GLOO_SOCKET_IFNAME": "eth7"}}},
+        "training": {"stage": 1},
+    }
     with environment(COMM_COMPRESS_COMMUNICATION="true", COMM_COMMS_LOGGER__ENABLED="1"), world("gloo"):
         reduce()
         dist.set_compression(None)
@@ -173,7 +181,8 @@ def run_again_with_settings() -> tuple[list[float], list[str]]:
 
 def test_1_a_later_call_changes_no_settings(bare_pools: Pools) -> None:
     text = (
-        "init_distributed: the sequence-parallel compression of the world is kept, that of config is ignored; call "
+        "init_distributed: the world keeps its settings; config has others, which are ignored: "
+        "network.gloo.variables, objects.allow_pickle, seq_parallel_communication_data_type, timeouts.init_s; call "
         "destroy_process_group() first"
     )
     for lost, warnings in bare_pools(2).run(run_again_with_settings):

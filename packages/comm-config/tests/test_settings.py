@@ -112,3 +112,19 @@ def test_settings_are_a_source_too() -> None:
     assert first.process_group.backend is None
     with pytest.raises(ConfigError):
         resolve(first, overrides={"timeouts.init_s": -1})
+
+
+def test_what_a_document_changes() -> None:
+    applied = resolve(environ={"COMM_TIMEOUTS__INIT_S": "9"}, overrides={"timeouts.collective_s": 5})
+    assert applied.changes(applied) == []
+    same = {"timeouts": {"init_s": 9, "collective_s": 5}, "reductions": {"deterministic": False}}
+    assert resolve(same, environ={}).changes(applied) == []
+    environ, overrides = {"COMM_TIMEOUTS__INIT_S": "8"}, {"process_group.backend": "gloo"}
+    assert resolve({}, environ=environ, overrides=overrides).changes(applied) == []
+    other = {"timeouts": {"init_s": 7}, "network": {"interface": "eth0"}, "communication_data_type": "bf16"}
+    changes = resolve(other, environ={}).changes(applied)
+    assert changes == ["timeouts.init_s", "network.interface", "communication_data_type"]
+    assert resolve(other, environ={}).changes(resolve(other, environ={})) == []
+    assert resolve({"communication_data_type": "fp32"}, environ={}).changes(resolve(other, environ={})) == [
+        "communication_data_type"
+    ]

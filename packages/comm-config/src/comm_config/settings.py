@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ class Settings:
     :param variables: to set for the communication libraries, as `network_environment` says it
     :param compression: the arguments of `comm_collectives.Compression`; None for no compression
     :param seq_parallel_compression: the same for what is compressed under the name "seq_parallel"
+    :param network_values: what was set in the section ``network``, by dotted key
     """
 
     sections: Mapping[str, SimpleNamespace]
@@ -72,6 +73,7 @@ class Settings:
     variables: Mapping[str, str]
     compression: Mapping[str, Any] | None = None
     seq_parallel_compression: Mapping[str, Any] | None = None
+    network_values: Mapping[str, Any] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.sections:
@@ -79,9 +81,22 @@ class Settings:
         return self.sections[name]
 
     def value(self, key: str) -> Any:
-        """Return the value of a dotted key."""
+        """Return the value of a dotted key; of one of compression, the compression that these settings stand for."""
         section, _, name = key.partition(".")
-        return getattr(self.sections[section], name)
+        if section in self.sections:
+            return getattr(self.sections[section], name)
+        if section == "network":
+            return self.network_values.get(key)
+        return self.seq_parallel_compression if key.startswith("seq_parallel") else self.compression
+
+    def changes(self, applied: Settings) -> list[str]:
+        """Return the dotted keys that a document or file sets to another value than that in ``applied``."""
+        return [
+            key
+            for key, source in self.sources.items()
+            if not source.startswith(("default", "argument", "environment variable"))
+            and self.value(key) != applied.value(key)
+        ]
 
 
 def resolve(
@@ -120,6 +135,7 @@ def _with_overrides(settings: Settings, checked: Settings, overrides: Mapping[st
 
 
 def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    from comm_config.keys import dotted, set_values
     from comm_config.library_environment import network_environment
     from comm_config.loading import load_config, sources_of
 
@@ -131,4 +147,5 @@ def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any
         network_environment(config, environ),
         config.compression(),
         config.seq_parallel_compression(),
+        {dotted(path): value for path, value in set_values(config) if path[0] == "network"},
     )

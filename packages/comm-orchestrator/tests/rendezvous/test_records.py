@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from comm_orchestrator.rendezvous.records import (
+    AGREED_SETTINGS,
+    AGREED_VARIABLES,
     RankRecord,
     check_devices,
     check_record,
@@ -119,3 +123,14 @@ def test_of_a_long_message_both_ends_are_kept() -> None:
     assert len(refusal.message) < 3100
     assert refusal.message.startswith("two processes have rank 0: pid 100 on a")
     assert refusal.message.endswith("a MASTER_PORT of its own")
+
+
+def test_the_page_names_what_must_agree() -> None:
+    page = (Path(__file__).parents[4] / "docs/setting-up.md").read_text(encoding="utf-8")
+    table = page.partition("### Values that must agree")[2].partition("\n## ")[0]
+    named, section = set(), ""
+    for cell in re.findall(r"^\|([^|]*)\|", table, re.MULTILINE):
+        for key in re.findall(r"`([A-Za-z_.]+)`", cell):
+            section = key.rpartition(".")[0] or section  # `a.b`, `c` are a.b and a.c
+            named |= {key, f"{section}.{key}"}
+    assert {*AGREED_SETTINGS, *AGREED_VARIABLES} <= named

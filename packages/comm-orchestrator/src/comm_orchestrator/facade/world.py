@@ -239,18 +239,16 @@ def _read_by_a_running_world(settings: comm_config.Settings) -> None:
         comms_log.begin(settings)
     if world is None:
         return
-    remedies = {
-        "compression": (settings.compression, world.compression, "call set_compression()"),
-        "sequence-parallel compression": (
-            settings.seq_parallel_compression,
-            world.seq_parallel_compression,
-            "call destroy_process_group() first",
-        ),
-        "order of reductions": (_order_wanted(settings), _order_wanted(world), "call set_deterministic_reductions()"),
-    }
-    for name, (wanted, known, remedy) in remedies.items():
-        if wanted not in (None, known):
-            logger.warning("init_distributed: the %s of the world is kept, that of config is ignored; %s", name, remedy)
+    kept = set(settings.changes(world))
+    kept -= {key for key in kept if key.startswith(("comms_logger.", "training.")) and key != "comms_logger.trace"}
+    if settings.process_group.backend == comm_collectives.get_backend():  # which the world may have found by itself
+        kept.discard("process_group.backend")
+    if kept:
+        logger.warning(
+            "init_distributed: the world keeps its settings; config has others, which are ignored: %s; call "
+            "destroy_process_group() first",
+            ", ".join(sorted(kept)),
+        )
 
 
 def _set_hierarchical(settings: comm_config.Settings) -> None:
