@@ -61,12 +61,12 @@ def run_in_containers(containers: Sequence[tuple[str, int]]) -> list[Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    size = len(containers)
+    size, factor = len(containers), patience()  # one for all: their time limits must agree
     ranks = []
     for rank, (host, pid) in enumerate(containers):
         place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         settings = {name: str(value) for name, value in place.items()}
-        settings |= {"MASTER_ADDR": "127.0.0.1", "CCL_SHARED_MEMORY": "0"}
+        settings |= {"MASTER_ADDR": "127.0.0.1", "CCL_SHARED_MEMORY": "0", "COMM_TESTS_PATIENCE": str(factor)}
         command = [*UNSHARE, "sh", "-c", PREPARE + START, "sh", host, str(pid), sys.executable, __file__]
         pipe = subprocess.PIPE
         ranks.append(subprocess.Popen(command, env={**os.environ, **settings}, stdout=pipe, stderr=pipe, text=True))

@@ -56,6 +56,7 @@ def run_ranks_without_proc(folder: Path, backend: str, size: int, **variables: s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    variables = {"COMM_TESTS_PATIENCE": str(patience()), **variables}  # their time limits must agree
     place = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = []
     for rank in range(size):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from comm_utils.testing import patience
+from comm_utils.testing import RankPool, patience, run_ranks
 
 INTERRUPTED = """
 import os, signal, sys
@@ -35,6 +35,17 @@ def test_patience_grows_with_the_load_of_a_core(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     assert patience() == factor
+
+
+def test_ranks_have_the_patience_of_their_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = "comm_utils.testing:patience"
+    monkeypatch.delenv("COMM_TESTS_PATIENCE", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    with RankPool(2) as pool:
+        for load in (2.25, 7.75):
+            monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+            assert pool.run(target) == run_ranks(target, 2) == [load, load]
+    assert run_ranks(target, 2, env={"COMM_TESTS_PATIENCE": "3"}) == [3.0, 3.0]
 
 
 def test_patience_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

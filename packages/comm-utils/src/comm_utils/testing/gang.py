@@ -12,6 +12,7 @@ from typing import Any
 from comm_utils.flight_recorder.directory import remove_rings_of
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.testing.environment import PortReservation, new_token, rank_environment
+from comm_utils.testing.machine import patience
 from comm_utils.testing.messages import Call, Raised, Returned, TargetRef
 from comm_utils.testing.outcome import RankFailure, RankOutcome
 from comm_utils.testing.process import RankProcess, dump_stacks, kill_strays
@@ -105,8 +106,9 @@ class Gang:
         """
         started = time.monotonic()
         deadline = stop_at = started + timeout_s
+        factor = patience()
         for rank, payload in zip(self._ranks, payloads, strict=True):
-            rank.begin(Call(target, payload, last), deadline)
+            rank.begin(Call(target, payload, last, factor), deadline)
         pending = list(self._ranks)
         first_failed: int | None = None
         while pending and (now := time.monotonic()) < stop_at:

@@ -5,16 +5,28 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["allow_interrupts", "patience"]
+__all__ = ["allow_interrupts", "follow", "patience"]
 
 _MOST = 10.0
+
+
+class _Runner:
+    """The factor of the process that runs this rank; None in a process that is no rank."""
+
+    factor: float | None = None
+
+
+def follow(factor: float) -> None:
+    """Have :func:`patience` return ``factor``, which the runner found: ranks that agree on a time limit need one."""
+    _Runner.factor = factor
 
 
 def patience() -> float:
     """Return a factor, 1 or more, for the time that a test gives a machine to do something.
 
     ``COMM_TESTS_PATIENCE`` in the environment decides. Otherwise it is the number of processes that want to run for
-    each core, as the kernel has averaged it over a minute, and at most 10.
+    each core, as the kernel has averaged it over a minute, and at most 10. All ranks of a run return what their runner
+    found as it called them.
 
     Raises:
         ValueError: the variable is not a number of at least 1.
@@ -25,6 +37,8 @@ def patience() -> float:
         if not factor >= 1:
             raise ValueError(f"COMM_TESTS_PATIENCE: got {asked}; expected a number of at least 1")
         return factor
+    if _Runner.factor is not None:
+        return _Runner.factor
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(1.0, os.getloadavg()[0] / cores), _MOST)
 

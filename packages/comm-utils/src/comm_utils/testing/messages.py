@@ -41,11 +41,15 @@ class TargetRef:
 
 @dataclass(frozen=True)
 class Call:
-    """Runner to rank: run this with the pickled ``(args, kwargs)``; with ``last``, leave afterwards."""
+    """Runner to rank: run this with the pickled ``(args, kwargs)``; with ``last``, leave afterwards.
+
+    ``patience`` is the runner's factor for deadlines.
+    """
 
     target: TargetRef
     payload: bytes
     last: bool
+    patience: float
 
 
 @dataclass(frozen=True)

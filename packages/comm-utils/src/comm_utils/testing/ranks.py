@@ -25,7 +25,8 @@ def run_ranks(
 ) -> list[Any]:
     """Run ``target(*args, **kwargs)`` on every rank, each a fresh process, and return their values in rank order.
 
-    Nothing that a rank started outlives the call, however it ends.
+    Nothing that a rank started outlives the call, however it ends, but for a process that left both the rank's session
+    and its environment, as ``env -i setsid`` does.
 
     Args:
         target: a function at the top level of a module, ``"package.module:function"``, or the path of a script. A

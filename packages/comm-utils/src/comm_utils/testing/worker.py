@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from comm_utils.testing.load import load_function
+from comm_utils.testing.machine import follow
 from comm_utils.testing.messages import Call, Raised, Ready, Returned, TargetRef
 
 __all__ = ["die_with_parent", "main"]
@@ -64,6 +65,7 @@ def _serve(connection: Connection) -> int:
         started = time.perf_counter()
         exit_code = 0
         reply: Returned | Raised
+        follow(message.patience)
         try:
             payload = _run(message)
             reply = Returned(payload, time.perf_counter() - started)
