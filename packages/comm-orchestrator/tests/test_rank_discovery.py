@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,22 @@ def test_variables_for_other_software() -> None:
         "MASTER_PORT": "4000",
     }
     assert rank_discovery.variables(LaunchInfo("none", 0, 1, 0, 1, 0), {}) == {}
+
+
+def test_a_launcher_that_fails_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = tmp_path / "failing-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing\nVersion: 1.0\n")
+    entries = "[comm_utils.launchers]\nfailing = failing_launcher:discover\nmissing = no_such_launcher:discover\n"
+    (info / "entry_points.txt").write_text(entries)
+    (tmp_path / "failing_launcher.py").write_text("def discover(environ):\n    raise OSError('no scheduler')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="comm"):
+        assert find({**SRUN, "MASTER_ADDR": "127.0.0.1"}).launcher == "slurm"
+    warnings = sorted(record.getMessage() for record in caplog.records)
+    assert [text.partition(":")[0] for text in warnings] == [
+        "launcher failing is ignored",
+        "launcher missing is left out",
+    ]

@@ -196,6 +196,10 @@ def install_faulty(
             "its package raised OSError in availability(): no driver",
         ),
         (
+            PROVIDER.format(availability="raise SystemExit('no licence')"),
+            "its package raised SystemExit in availability(): no licence",
+        ),
+        (
             PROVIDER.format(availability="return {'faulty': True}"),
             "its package returned bool in availability(); expected an Availability for each name",
         ),

@@ -11,7 +11,7 @@ from typing import Any
 import comm_config
 from comm_orchestrator import mpi
 from comm_utils.errors import ArgumentTypeError, LaunchError
-from comm_utils.launch import LaunchInfo, contradictions, discover, mpi_launcher, with_plugins
+from comm_utils.launch import Launchers, LaunchInfo, contradictions, discover, mpi_launcher, with_plugins
 from comm_utils.launch.info import integer
 from comm_utils.log import logger
 
@@ -43,20 +43,22 @@ def find(
     for name, value in (("rank", rank), ("world_size", world_size)):
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentTypeError(f"init_distributed: {name}: got {value!r:.60}; expected an integer")
+    launchers = with_plugins()
     if rank < 0 and world_size < 0:
-        launch = _discovered(environ, settings, own_rendezvous)
+        launch = _discovered(environ, launchers, settings, own_rendezvous)
     elif rank < 0 or world_size < 0:
         given, missing = ("rank", "world_size") if world_size < 0 else ("world_size", "rank")
         raise LaunchError(f"init_distributed: got {given} without {missing}; pass both, or neither")
     else:
         launch = _from_arguments(environ, rank, world_size)
-    for sentence in contradictions(environ, launch, with_plugins()):
+    for sentence in contradictions(environ, launch, launchers):
         logger.warning("init_distributed: %s", sentence)
     return _with_settings(launch, settings)
 
 
-def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, own_rendezvous: bool) -> LaunchInfo:
-    launchers = with_plugins()
+def _discovered(
+    environ: Mapping[str, str], launchers: Launchers, settings: comm_config.Settings, own_rendezvous: bool
+) -> LaunchInfo:
     launch = discover(environ, launchers)
     variable = mpi_launcher(environ) if settings.launch.auto_mpi_discovery else None
     port = launch.master_port or settings.launch.master_port
@@ -65,7 +67,7 @@ def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, own_
     lost = launch.world_size > 1 and launch.master_addr is None and settings.launch.master_addr is None
     if variable is not None and lost and not own_rendezvous:
         return mpi.complete(launch, variable, port)
-    _warn_of_another_address(environ, launch)
+    _warn_of_another_address(environ, launch, launchers)
     return launch
 
 
@@ -114,12 +116,12 @@ def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> Launch
     return launch
 
 
-def _warn_of_another_address(environ: Mapping[str, str], launch: LaunchInfo) -> None:
+def _warn_of_another_address(environ: Mapping[str, str], launch: LaunchInfo, launchers: Launchers) -> None:
     """Warn of a MASTER_ADDR that contradicts the launcher: it may be left over from another job."""
     if launch.launcher in ("none", "torchrun", "environment") or "MASTER_ADDR" not in environ:
         return
     with suppress(LaunchError):
-        own = discover({name: value for name, value in environ.items() if name != "MASTER_ADDR"}, with_plugins())
+        own = discover({name: value for name, value in environ.items() if name != "MASTER_ADDR"}, launchers)
         if own.master_addr is None or not _different(own.master_addr, environ["MASTER_ADDR"]):
             return
         logger.warning(

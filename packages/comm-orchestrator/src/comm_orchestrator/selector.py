@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -13,7 +11,7 @@ from typing import cast
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup, without_spaces
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
-from comm_utils.plugins import by_name, entry_points, load, said_twice
+from comm_utils.plugins import by_name, entry_points, let_signals_through, load, said_twice
 
 __all__ = [
     "COMMON_BACKENDS",
@@ -78,7 +76,7 @@ def _load(entry: EntryPoint) -> BackendProvider:
     try:
         found = load(entry)
     except Exception as error:  # whatever a package does at import, the others stay usable
-        _let_signals_through(error)
+        let_signals_through(error)
         why = f"{entry.value} cannot be imported ({type(error).__name__}: {error})"
         return _Unusable(entry.name, why, "reinstall the package, or what it misses")
     missing = [name for name in _FUNCTIONS if not callable(getattr(found, name, None))]
@@ -88,20 +86,12 @@ def _load(entry: EntryPoint) -> BackendProvider:
     return cast(BackendProvider, found)
 
 
-def _let_signals_through(error: Exception) -> None:
-    """Raise an error that comes from a signal handler of the program, which a package just happened to meet."""
-    handlers = [getattr(handler, "__func__", handler) for handler in map(signal.getsignal, signal.valid_signals())]
-    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
-    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
-        raise error
-
-
 def _availability(name: str, provider: BackendProvider) -> Mapping[str, Availability]:
     """Return what ``provider``, of the entry point ``name``, offers; whatever it does, the others stay usable."""
     try:
         found = dict(provider.availability())
-    except Exception as error:
-        _let_signals_through(error)
+    except (Exception, SystemExit) as error:
+        let_signals_through(error)
         why = f"its package raised {type(error).__name__} in availability(): {error}"
     else:
         wrong = next((one for one in found.values() if not isinstance(one, Availability)), None)
@@ -328,7 +318,7 @@ def adopt(backend: str) -> Backend:
         try:
             serves = provider.adopts(backend)
         except Exception as error:
-            _let_signals_through(error)
+            let_signals_through(error)
             logger.warning("backend %s is left out: its adopts() raised %s: %s", name, type(error).__name__, error)
             continue
         if serves:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
 import sys
+import traceback
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
-__all__ = ["by_name", "distribution_of", "entry_points", "load", "said_twice"]
+__all__ = ["by_name", "call", "distribution_of", "entry_points", "let_signals_through", "load", "said_twice"]
 
 _GROUPS = "comm_utils."
 
@@ -55,7 +57,29 @@ def load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except SystemExit as error:
+        let_signals_through(error)
         raise ImportError(f"{distribution_of(entry)} called sys.exit({error.code!r}) while it was imported") from error
+
+
+def call(entry: EntryPoint, function: Any, *args: Any, **options: Any) -> Any:
+    """Return what ``function``, the object that ``entry`` names, returns.
+
+    Raises:
+        RuntimeError: it ended the program instead, with ``sys.exit()``.
+    """
+    try:
+        return function(*args, **options)
+    except SystemExit as error:
+        let_signals_through(error)
+        raise RuntimeError(f"{distribution_of(entry)} called sys.exit({error.code!r})") from error
+
+
+def let_signals_through(error: BaseException) -> None:
+    """Raise an error that comes from a signal handler of the program, which a package just happened to meet."""
+    handlers = [getattr(handler, "__func__", handler) for handler in map(signal.getsignal, signal.valid_signals())]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,7 +9,7 @@ from comm_utils.errors import LaunchError
 from comm_utils.launch.info import LaunchInfo
 from comm_utils.launch.table import LAUNCHERS, Launchers
 from comm_utils.log import logger
-from comm_utils.plugins import by_name, distribution_of, entry_points, load, said_twice
+from comm_utils.plugins import by_name, call, distribution_of, entry_points, load, said_twice
 
 __all__ = ["ENTRY_POINT_GROUP", "with_plugins"]
 
@@ -20,7 +20,7 @@ _Launcher = Callable[[Mapping[str, str]], LaunchInfo | None]
 def with_plugins() -> Launchers:
     """:data:`LAUNCHERS` and those of installed packages, sorted by name directly after torchrun.
 
-    One that cannot be imported, or fails, is left out with a WARNING: the others stay usable. Where several packages
+    One that cannot be imported, or fails, is left out with one WARNING: the others stay usable. Where several packages
     have one of the same name, the environment that one of them recognises raises :class:`LaunchError`.
     """
     found = by_name(entry_points(ENTRY_POINT_GROUP))
@@ -55,12 +55,18 @@ def _load(entry: EntryPoint) -> _Launcher | None:
         )
         return None
 
+    has_failed = False
+
     def launcher(environ: Mapping[str, str]) -> LaunchInfo | None:
+        nonlocal has_failed
+        if has_failed:
+            return None
         try:
-            info = function(environ)
+            info = call(entry, function, environ)
         except LaunchError:
             raise  # it recognised the environment, and says what is wrong with it
         except Exception as error:
+            has_failed = True
             logger.warning(
                 "launcher %s is ignored: %s failed (%s: %s)", entry.name, entry.value, type(error).__name__, error
             )
