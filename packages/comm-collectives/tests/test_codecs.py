@@ -215,10 +215,19 @@ class Fails(Float16):
 
 
 @pytest.mark.usefixtures("forgotten_codecs")
-def test_an_installed_codec_that_ends_the_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "theirs_exit", "mine = theirs_exit:Mine", "import sys\nsys.exit(2)")
+@pytest.mark.parametrize(
+    ("package", "code", "when"),
+    [
+        ("theirs_exit", "import sys\nsys.exit(2)", " while it was imported"),
+        ("theirs_exit_called", "def Mine():\n    raise SystemExit(2)", ""),
+    ],
+)
+def test_an_installed_codec_that_ends_the_program_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, code: str, when: str
+) -> None:
+    install(tmp_path, package, f"mine = {package}:Mine", code)
     monkeypatch.syspath_prepend(tmp_path)
-    message = r"the codec 'mine' of theirs_exit:Mine cannot be used: theirs_exit 1\.0 called sys.exit\(2\) while"
+    message = rf"the codec 'mine' of {package}:Mine cannot be used: {package} 1\.0 called sys.exit\(2\){when}$"
     with pytest.raises(ArgumentError, match=message):
         make_codec("mine")
 

@@ -13,7 +13,7 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.top_k import TopK
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
-from comm_utils.plugins import entry_points, load
+from comm_utils.plugins import call, entry_points, load
 
 __all__ = ["ENTRY_POINT_GROUP", "codec_names", "make_codec"]
 
@@ -61,7 +61,7 @@ def _load(name: str, **options: object) -> Codec:
     for entry in entry_points(ENTRY_POINT_GROUP):
         if entry.name == name:
             try:
-                made = load(entry)(**options)
+                made = call(entry, load(entry), **options)
             except Exception as error:
                 raise ArgumentError(
                     f"compression: the codec {name!r} of {entry.value} cannot be used: {error}"
