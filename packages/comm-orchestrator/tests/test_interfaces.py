@@ -59,6 +59,14 @@ def test_an_address_that_others_might_reach() -> None:
     assert interfaces.outward_address({"lo": ["::1"], "eth0": ["fe80::1", "fd00::5"]}) == "fd00::5"
 
 
+def test_bridges_of_this_host_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: None)  # there is no default route
+    assert interfaces.outward_address(FOUND) == "10.0.0.5"
+    bridges = {name: FOUND[name] for name in ("lo", "docker0")}
+    assert interfaces.outward_address(bridges) == "172.17.0.1"
+    assert interfaces.outward_address({**bridges, "wlan0": ["10.2.0.5"], "virbr0": ["192.168.122.1"]}) == "10.2.0.5"
+
+
 def test_the_default_routes_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "local_address_to", lambda host: "10.1.0.5" if "." in host else None)
     assert interfaces.outward_address(FOUND) == "10.1.0.5"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import struct
 import sys
@@ -25,6 +26,8 @@ __all__ = [
 
 Addresses = Mapping[str, list[str]]
 
+# Of containers and virtual machines on this host.
+_VIRTUAL = ("cni", "docker", "lxcbr", "podman", "veth", "virbr")
 # Of the kernel's include/uapi/linux/sockios.h and if.h: a name of 16 bytes, then the flags.
 _SIOCGIFFLAGS, _IFF_UP, _IFREQ = 0x8913, 1, struct.Struct("16sH22x")
 
@@ -52,7 +55,7 @@ def _is_up(name: str) -> bool:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, _IFREQ.pack(name.encode(), 0))
+            answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, _IFREQ.pack(os.fsencode(name), 0))
         except OSError:  # it has been removed meanwhile
             return False
     return bool(_IFREQ.unpack(answer)[1] & _IFF_UP)
@@ -79,9 +82,11 @@ def is_for_other_hosts(address: str | None) -> bool:
 def outward_address(found: Addresses) -> str | None:
     """Return an address of this machine that others might reach.
 
-    That of the default route, else one that is not local.
+    That of the default route, else one that is not local; those of virtual bridges, which lead to this host alone, come
+    last.
     """
-    own = [address for name in sorted(found) for address in found[name]]
+    names = sorted(found, key=lambda name: (name.startswith(_VIRTUAL), name))
+    own = [address for name in names for address in found[name]]
     for documentation in ("192.0.2.1", "2001:db8::1"):
         routed = local_address_to(documentation)
         if routed in own and not ipaddress.ip_address(str(routed)).is_loopback:
