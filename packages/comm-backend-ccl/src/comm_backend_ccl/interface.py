@@ -23,7 +23,7 @@ def interface_between(hosts: int) -> str:
         return ""
     if hosts == 1:
         return "lo"
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):  # the latter where MASTER_ADDR is no host name
         family, _, _, _, address = socket.getaddrinfo(os.environ.get("MASTER_ADDR", ""), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing
@@ -38,6 +38,6 @@ def _address_of(name: str) -> str:
     import fcntl  # which other systems lack, and this package says so itself
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
-        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
         return socket.inet_ntoa(answer[20:24])
     return ""
