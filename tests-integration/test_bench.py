@@ -148,6 +148,13 @@ def test_compressed_calls_beside_uncompressed_ones(run: Run, tmp_path: Path) -> 
     assert "# 1 compared, 0 slower" in again.stdout, again.stdout + again.stderr
 
 
+def test_an_exported_compression_is_ignored(environment: dict[str, str], run: Run) -> None:
+    environment["COMM_COMPRESS_COMMUNICATION"] = '{"method": "int8", "min_size_bytes": 0}'
+    done = run("all_reduce", "-b", "64K", "-e", "64K", *QUICK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# Out of bounds values : 0 OK" in done.stdout  # plain results are exact
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -57,6 +57,7 @@ def run(options: Options) -> int:
 def _run(options: Options) -> int:
     timeout_s = options.timeout_s or _TIMEOUT_S
     facade.init_distributed(options.backends[0] if options.backends else None, verbose=False, timeout=timeout_s)
+    facade.set_compression(None)  # results say what compressed them: --compression alone
     exchange = Exchange()
     group = _group(check_world(options, exchange.ranks), exchange)
     made = plan(options, len(group.members))
