@@ -74,6 +74,11 @@ class Future:
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[[Future], None]] = []
+        self.failed = False
+
+    def value(self) -> None:
+        if self.failed:
+            raise RuntimeError("the operation has failed")
 
     def add_done_callback(self, callback: Callable[[Future], None]) -> None:
         self.callbacks.append(callback)
@@ -117,7 +122,9 @@ def test_times_come_when_the_device_has_passed(clockwork: Clockwork) -> None:
 def test_an_operation_ends_with_its_future(clockwork: Clockwork) -> None:
     times, future = DeviceTimes(), Future()
     found: list[int] = []
-    times.end_with(META, times.start(META), future, lambda begin, end: found.append(end - begin))
+    times.end_with(
+        META, times.start(META), future, lambda begin, end: found.append(end - begin), lambda: found.append(-1)
+    )
     clockwork.reached = 99
     times.collect()
     assert found == []
@@ -257,6 +264,17 @@ def test_operations_under_way_at_the_end_of_a_trace_are_dropped(clockwork: Clock
     assert (len(trace.events), trace.dropped, trace.complete) == (1, 3, True)
     assert on_host is not None
     on_host.wait()  # after the end, which changes nothing
+
+
+def test_operations_that_failed_are_not_recorded(clockwork: Clockwork, traced: Traced) -> None:
+    tensor = torch.empty(1024, device="meta")
+    for failed in (False, True):
+        traced.backend.all_reduce(tensor, async_op=True)
+        traced.works[-1].future.failed = failed
+        traced.works[-1].future.end()
+    clockwork.reached = len(clockwork.recorded)
+    trace = traced.end()
+    assert (len(trace.events), trace.dropped, trace.complete) == (1, 0, True)
 
 
 def test_a_trace_waits_for_the_device(clockwork: Clockwork, traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,13 +64,29 @@ class DeviceTimes:
         event = _recorded(torch.get_device_module(device), device)
         self._pending.append(_Pending(device, start, event, record))
 
-    def end_with(self, device: torch.device, start: Any, future: Any, record: Callable[[int, int], None]) -> None:
+    def end_with(
+        self,
+        device: torch.device,
+        start: Any,
+        future: Any,
+        record: Callable[[int, int], None],
+        failed: Callable[[], None],
+    ) -> None:
         """Record the end of the operation with ``future``, whose callbacks run in a stream that is ordered after it.
 
         The handle's own ``wait()`` is left to the program: c10d lets go of the operation's tensors there.
+
+        Args:
+            record: as for :meth:`end`.
+            failed: is called instead where the operation has failed.
         """
 
-        def done(_: Any) -> None:
+        def done(future: Any) -> None:
+            try:
+                future.value()
+            except Exception:
+                failed()
+                return
             with suppress(RuntimeError):
                 self.end(device, start, record)
 

@@ -43,6 +43,10 @@ class DeviceCall:
         if log.verbose:
             log.line(like.operation, end_ns - begin_ns)
 
+    def failed(self) -> None:
+        """Record nothing: a time that ended with a failure says nothing about the operation."""
+        self._log.closed(self._trace)
+
     def waited(self, begin_ns: int, end_ns: int) -> None:
         """Record that the current stream waited for the operation."""
         if self._begin_ns is None:

@@ -130,7 +130,7 @@ class TimedCalls(CallSeries):
         except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
             return ObservedWork(work, self._log, like, event)
         call = DeviceCall(self._log, like, event[0])
-        self._devices.end_with(device, start, future, call.ended)
+        self._devices.end_with(device, start, future, call.ended, call.failed)
         return DeviceWork(work, self._log, like, call, device, self._devices)
 
     def _marked(self, like: Like, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[int, T, int]:
