@@ -15,8 +15,11 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_utils.active import slot
+from comm_utils.errors import CollectiveMismatchError
 from comm_utils.operations import Role
 from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
+from comm_utils.watch import Trouble
 
 # Test folders are no packages that could be installed.
 _HERE = str(Path(__file__).parent)
@@ -64,6 +67,26 @@ def run_subgroup() -> None:
 
 def test_rank_outside_a_group(pools: Pools) -> None:
     pools(3).run(run_subgroup)
+
+
+def reduce_lists_in_trouble() -> list[str]:
+    """Return the errors of reductions of lists, of which one has a fast path, after the watch has found trouble."""
+    group = dist.new_group(list(range(dist.get_world_size())))
+    tensors = [torch.ones(3), torch.ones(4, dtype=torch.float64)]
+    for _ in range(3):
+        dist.all_reduce_coalesced(tensors, group=group)
+    backend: Any = slot.backend
+    state = getattr(group, "communicator", None) or backend._state(group)
+    state.fall_into(Trouble(CollectiveMismatchError, "the ranks' calls differ"))
+    errors = [caught(lambda: dist.all_reduce_coalesced(tensors, group=group)) for _ in range(2)]
+    return [f"{type(error).__name__}: {error}" for error in errors]
+
+
+def test_a_list_raises_what_the_watch_has_found(pools: Pools) -> None:
+    for first, second in pools(2).run(reduce_lists_in_trouble):
+        assert first.startswith("CollectiveMismatchError: ")
+        assert "the ranks' calls differ" in first
+        assert second.startswith("BrokenGroupError: ")
 
 
 class Collect(logging.Handler):

@@ -15,7 +15,7 @@ from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold, ordered_dtypes
 from comm_utils import kernels, operations
 from comm_utils.backend import Backend
-from comm_utils.errors import CommError
+from comm_utils.errors import BrokenGroupError, NotInitializedError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
@@ -159,8 +159,8 @@ def _all_reduce_coalesced(
     def can_use_group() -> bool:
         try:
             backend.check_group(group)
-        except CommError:
-            return False  # the checked path says why
+        except (BrokenGroupError, NotInitializedError):
+            return False  # the checked path says why; what the watch has found is raised only once, and passes
         return True
 
     def fast(tensors: Any) -> bool:
