@@ -311,6 +311,37 @@ def test_what_hooks_lost_can_be_saved(pools: Pools, stage: int) -> None:
         assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
 
 
+ODD = torch.linspace(-1, 2, 257)
+
+
+def steps_from(states: list[Any] | None, weight: torch.Tensor, stage: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return the state and the parameter after three steps that begin with these."""
+    compression, model = dist.Compression("onebit"), nn.Sequential(Product(ODD))
+    if states is not None:
+        compression.load_state_dict(states[dist.get_rank()])
+    model[0].weight.data.copy_(weight)
+    handle, optimizer = with_hooks(model, stage, compression.of("gradients"))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.zeros(())).backward()
+        optimizer.step()
+    handle.remove()
+    return compression.state_dict(), model[0].weight.detach().clone()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_hooks_lost_moves_to_numbers_of_ranks_that_pad_otherwise(pools: Pools, stage: int) -> None:
+    states, weight = None, torch.zeros_like(ODD)
+    for steps, world_size in ((3, 2), (6, 3), (9, 1), (12, 2)):
+        if states is not None:
+            states = dist.Compression.reshard(dist.Compression.reshard(states, 4), world_size)
+        found = pools(world_size).run(steps_from, states, weight, stage)
+        states, weight = [state for state, _ in found], found[0][1]
+        lacking = dist.Compression.reshard(states, 1)[0]["tensors"]["gradients.0.weight"]["local"]
+        assert lacking.shape == ODD.shape
+        torch.testing.assert_close(weight, lacking - steps * ODD, rtol=0, atol=1e-4)
+
+
 def twins(stage: int) -> None:
     compression = dist.Compression("int4", error_feedback=True)
     first, second = make_products(), make_products()

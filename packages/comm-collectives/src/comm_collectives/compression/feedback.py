@@ -41,6 +41,7 @@ class Feedback:
         members: of the last call, or of the state that was loaded; None where that says nothing of them.
         shares: what it encodes in calls in steps; None in one step.
         unsent: of encodings in other shares, float32, as many elements as the tensor, to be added to the next input.
+        padding: elements at the end of the tensor that depend on the number of ranks.
     """
 
     local: torch.Tensor
@@ -50,6 +51,7 @@ class Feedback:
     members: Members | None = None
     shares: Shares | None = None
     unsent: torch.Tensor | None = None
+    padding: int = 0
     _pieces: list[Feedback] = field(default_factory=list, repr=False)
 
     @property
@@ -64,6 +66,16 @@ class Feedback:
         self.local, self.reduced = self.local.to(device), self.reduced.to(device)
         self.unsent = None if self.unsent is None else self.unsent.to(device)
         self._pieces = []
+
+    def fit(self, count: int, padding: int) -> None:
+        """Take the padding of this number of ranks, where this is a resharded state, which has none.
+
+        Args:
+            count: elements of the tensor, with the padding.
+            padding: how many of them, at the end, depend on the number of ranks.
+        """
+        if self.shares is None and self.count == count - padding:
+            self.local = torch.nn.functional.pad(self.local, (0, padding))
 
     def become(self, other: Feedback) -> None:
         """Go on as ``other``, a state of the same tensor."""

@@ -27,6 +27,8 @@ def save(state: State) -> dict[str, Any]:
     found: dict[str, Any] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
     if state.members is not None:
         found.update(state.members.saved())
+    if isinstance(state, Feedback) and state.padding:
+        found["padding"] = state.padding
     if isinstance(state, Feedback) and state.shares is not None:
         found["shares"] = state.shares.saved()
         if state.unsent is not None:
@@ -42,11 +44,12 @@ def load(saved: Mapping[str, Any], low_rank: bool) -> State:
         return LowRank(local, other, average, members)
     shares = Shares.loaded(saved["shares"]) if "shares" in saved else None
     unsent = _loaded(saved["unsent"]) if "unsent" in saved else None
-    return Feedback(local, other, average, members=members, shares=shares, unsent=unsent)
+    padding = saved.get("padding", 0)
+    return Feedback(local, other, average, members=members, shares=shares, unsent=unsent, padding=padding)
 
 
 def _in_one_step(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved state as that of a call in one step, on the CPU: ranks may have saved it on a GPU each."""
+    """Return a saved state as that of a call in one step, on the CPU and without padding; ranks may have a GPU each."""
     saved = {name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in saved.items()}
     found = dict(saved)
     if "shares" in saved:
@@ -56,6 +59,7 @@ def _in_one_step(saved: Mapping[str, Any]) -> dict[str, Any]:
         if "unsent" in saved:
             found["local"] += saved["unsent"]
         found["other"] = _nothing()
+    found["local"] = found["local"][: found["local"].numel() - found.pop("padding", 0)]
     return found
 
 
@@ -114,6 +118,8 @@ def _is_saved(one: object) -> bool:
         and "average" in one
         and all(isinstance(one.get(name), torch.Tensor) for name in ("local", "other"))
         and ("world_size" not in one or all(isinstance(one.get(name), int) for name in ("rank", "world_size")))
+        and isinstance(padding := one.get("padding", 0), int)
+        and 0 <= padding <= one["local"].numel()
         and ("shares" not in one or _has_shares(one))
     )
 

@@ -17,7 +17,14 @@ from comm_collectives.compression.members import Members
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_collectives.compression.saved_states import POWERSGD
 from comm_collectives.compression.shares import Shares
-from comm_collectives.compression.states import State, StatesByMemory, StateUsers, check_owner, owners
+from comm_collectives.compression.states import (
+    State,
+    StatesByMemory,
+    StateUsers,
+    check_owner,
+    current_padding,
+    owners,
+)
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -200,7 +207,7 @@ class Compression:
                     "Compression.reshard() turns the states of all ranks into those of this world"
                 )
             state.reduced = empty(owned, place.device)
-        state.average, state.members = average, members
+        state.average, state.members, state.padding = average, members, current_padding()
         return state
 
     def low_rank(self, tensor: torch.Tensor, average: bool, members: Members) -> LowRank:
@@ -217,6 +224,8 @@ class Compression:
             state = self._unnamed.get(owners(place), count, members.ranks or ())
         else:
             state = self._states.get(self._name)
+            if isinstance(state, Feedback):
+                state.fit(count, current_padding())
             if state is not None:
                 check_owner(self._name, state, count, members)
         if state is not None:

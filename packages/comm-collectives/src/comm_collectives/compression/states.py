@@ -19,7 +19,16 @@ from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 
-__all__ = ["State", "StateUsers", "StatesByMemory", "check_owner", "find_state", "owned_by", "owners"]
+__all__ = [
+    "State",
+    "StateUsers",
+    "StatesByMemory",
+    "check_owner",
+    "current_padding",
+    "find_state",
+    "owned_by",
+    "owners",
+]
 
 State: TypeAlias = Feedback | LowRank
 _S = TypeVar("_S")
@@ -28,16 +37,27 @@ _S = TypeVar("_S")
 _SUSPICIOUS = 8
 _Key: TypeAlias = tuple[tuple[tuple[int, int, int], ...], int, tuple[int, ...]]
 _owners: ContextVar[Sequence[torch.Tensor]] = ContextVar("owners", default=())
+_padding: ContextVar[int] = ContextVar("padding", default=0)
 
 
 @contextmanager
-def owned_by(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Have the states of calls in the block belong to these tensors; the library passes others, made of them."""
-    token = _owners.set(tensors)
+def owned_by(tensors: Sequence[torch.Tensor], padding: int = 0) -> Iterator[None]:
+    """Have the states of calls in the block belong to these tensors; the library passes others, made of them.
+
+    Args:
+        padding: elements at the end of what it passes that depend on the number of ranks.
+    """
+    tokens = _owners.set(tensors), _padding.set(padding)
     try:
         yield
     finally:
-        _owners.reset(token)
+        _owners.reset(tokens[0])
+        _padding.reset(tokens[1])
+
+
+def current_padding() -> int:
+    """Return the elements at the end of the tensor of a call that depend on the number of ranks."""
+    return _padding.get()
 
 
 def owners(place: torch.Tensor) -> Sequence[torch.Tensor]:

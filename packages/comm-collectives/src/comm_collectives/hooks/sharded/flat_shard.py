@@ -168,6 +168,11 @@ class FlatShard:
         count_versions(self.parameters)
 
     @property
+    def padding(self) -> int:
+        """Return the elements behind the last parameter, whose number depends on that of the ranks."""
+        return self.layout.numel - self.layout.spans[-1].end
+
+    @property
     def is_changed(self) -> bool:
         """Return whether the part was written to after the last gathering; False in stage 3, whose uses gather it."""
         return not self.frees and self.shard._version != self._gathered_version

@@ -113,7 +113,7 @@ class GradientBucket:
         accumulates = any(segment.parameter.grad is not None for segment in self.flat.segments)
         self._output = torch.empty_like(self._shard) if accumulates else self._shard
         # Not to the flat memory, which other buckets use as well.
-        with owned_by([self.flat.shard]):
+        with owned_by([self.flat.shard], self.flat.padding):
             self._work = self._reduction.start_scatter(self._output, self._full, self.flat.group)
 
     def view_segments(self) -> None:
