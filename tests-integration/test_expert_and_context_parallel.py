@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import comm_orchestrator as dist
 from comm_collectives import hooks
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -131,3 +131,26 @@ def ring() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ring_attention_is_attention_to_the_whole_sequence(pools: Pools, world_size: int) -> None:
     pools(world_size).run(ring)
+
+
+def uneven_parts() -> None:
+    rank = dist.get_rank()
+    parts = [torch.ones(1, 2, 3 if rank else 4, 4, requires_grad=True) for _ in range(3)]
+    found = r"different parts \(rank 0: torch.float32 of shape \(1, 2, 4, 4\).*; rank 1: .* of shape \(1, 2, 3, 4\)"
+    with pytest.raises(CollectiveMismatchError, match=f"ring_attention: part: got {found}"):
+        hooks.ring_attention(*parts)
+    with pytest.raises(CollectiveMismatchError, match=f"join_context: part: got {found}"):
+        hooks.join_context(parts[0], dim=2)
+    with pytest.raises(CollectiveMismatchError, match=r"rank 0: .* is_causal=False.*; rank 1: .* is_causal=True"):
+        hooks.ring_attention(*(one[:, :, :2] for one in parts), is_causal=bool(rank))
+    with pytest.raises(ArgumentError, match=r"rank 1 refused its arguments: .*balanced needs|^ring_attention: query"):
+        hooks.ring_attention(*parts, balanced=True)
+    with pytest.raises(ArgumentError, match=r"rank 1 refused its arguments: .*balanced needs|^join_context: tensor"):
+        hooks.join_context(parts[0], dim=2, balanced=True)
+    total = torch.ones(1)
+    dist.all_reduce(total)  # nothing was sent: the group works
+    assert total == 2
+
+
+def test_ranks_with_uneven_parts_of_the_sequence_are_refused(pools: Pools) -> None:
+    pools(2).run(uneven_parts)

@@ -8,6 +8,7 @@ Results of blocks are joined by online softmax (Milakov and Gimelshein, "Online 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,12 @@ from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.attention_blocks import add_block_gradients, attend, merge
+from comm_collectives.hooks.call_agreement import agree_on_call, fingerprint_of
+from comm_collectives.hooks.model_agreement import as_refusal
 from comm_collectives.hooks.tensor_parallel.along import checked_dim, gathered
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend
 from comm_utils.backend import Work
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
 
 __all__ = ["RingExchange", "join_context", "ring_attention", "ring_exchange", "split_context"]
@@ -92,6 +95,8 @@ def split_context(tensor: torch.Tensor, group: Group = None, dim: int = 1, *, ba
 def join_context(tensor: torch.Tensor, group: Group = None, dim: int = 1, *, balanced: bool = False) -> torch.Tensor:
     """Return the whole sequence on every rank: the inverse of :func:`split_context`, without a gradient.
 
+    Ranks compare their parts first, with one all_gather of 8 bytes.
+
     Args:
         tensor: this rank's part, the same shape on every rank; only read.
         group: the context-parallel group; None is the world group.
@@ -99,19 +104,49 @@ def join_context(tensor: torch.Tensor, group: Group = None, dim: int = 1, *, bal
         balanced: as for :func:`split_context`; the part's size along ``dim`` is even.
 
     Raises:
-        ArgumentError: there is no such dimension, or a balanced part that cannot be halved.
+        ArgumentError: there is no such dimension, or a balanced part that cannot be halved; other ranks raise as well
+            and name the rank.
         ArgumentTypeError: ``tensor`` is none.
+        CollectiveMismatchError: parts differ between ranks; names the ranks.
     """
     call = "join_context"
-    dim = checked_dim(call, tensor, dim)
-    if balanced and tensor.shape[dim] % 2:
-        raise ArgumentError(
-            f"{call}: tensor: got a part of {tensor.shape[dim]} along dimension {dim}; balanced needs an even number"
-        )
-    W = get_world_size(group)
+
+    def described() -> str:
+        place = checked_dim(call, tensor, dim)
+        if balanced and tensor.shape[place] % 2:
+            raise ArgumentError(
+                f"{call}: tensor: got a part of {tensor.shape[place]} along dimension {place}; balanced needs an even "
+                "number"
+            )
+        return f"{tensor.dtype} of shape {tuple(tensor.shape)}, dim={place}, balanced={bool(balanced)}"
+
+    _agree_on_parts(call, described, tensor, group)
+    dim, W = dim % tensor.dim(), get_world_size(group)
     held = [one for rank in range(W) for one in _chunks_of(rank, W, balanced)]
     pieces = gathered(tensor.detach(), dim, group, no_default(group)).chunk(len(held), dim)
     return torch.cat([pieces[held.index(number)] for number in range(len(held))], dim)
+
+
+def _agree_on_parts(call: str, described: Callable[[], str], part: object, group: Group) -> None:
+    """Check this rank's arguments, and that all ranks have parts alike; nothing else is sent where one has not.
+
+    Args:
+        call: the user's call, for messages.
+        described: returns what has to be the same on all ranks, or raises.
+        part: tells the device.
+        group: whose ranks take part.
+    """
+    error: CommError | None = None
+    text = ""
+    try:
+        text = described()
+    except Exception as raised:
+        error = as_refusal(call, raised)
+    if get_world_size(group) > 1:
+        device = part.device if isinstance(part, torch.Tensor) else torch.device("cpu")
+        agree_on_call(call, "part", fingerprint_of(text), text, error, group, device)
+    elif error is not None:
+        raise error
 
 
 @collective(labels=False)
@@ -127,6 +162,8 @@ def ring_attention(
 ) -> torch.Tensor:
     """Return ``scaled_dot_product_attention`` over the whole sequence, of which each rank has a part.
 
+    Ranks compare their parts first, with one all_gather of 8 bytes.
+
     Args:
         query: (batch, heads, S / W, d), float, the same shape on every rank; only read.
         key: (batch, heads, S / W, d); only read.
@@ -140,9 +177,25 @@ def ring_attention(
         This rank's part of the result: (batch, heads, S / W, d of values), in the dtype of ``query``.
 
     Raises:
-        ArgumentError: shapes do not fit.
+        ArgumentError: shapes do not fit; other ranks raise as well and name the rank.
+        CollectiveMismatchError: parts or arguments differ between ranks; names the ranks.
     """
     call = "ring_attention"
+
+    def described() -> str:
+        _check_parts(call, query, key, value, balanced)
+        return (
+            f"{query.dtype} of shape {tuple(query.shape)} with values of {value.shape[3]}, "
+            f"is_causal={bool(is_causal)}, balanced={bool(balanced)}, scale={scale}"
+        )
+
+    _agree_on_parts(call, described, query, group)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    result: torch.Tensor = apply(_RingAttention, query, key, value, group, is_causal, balanced, scale)
+    return result
+
+
+def _check_parts(call: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, balanced: bool) -> None:
     for name, one in (("query", query), ("key", key), ("value", value)):
         if not isinstance(one, torch.Tensor) or one.dim() != 4 or not one.is_floating_point():
             raise ArgumentTypeError(
@@ -156,9 +209,6 @@ def ring_attention(
             )
     if balanced and query.shape[2] % 2:
         raise ArgumentError(f"{call}: query: got a part of {query.shape[2]} positions; balanced needs an even number")
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    result: torch.Tensor = apply(_RingAttention, query, key, value, group, is_causal, balanced, scale)
-    return result
 
 
 class _RingAttention(torch.autograd.Function):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
+
+from comm_collectives.hooks.call_agreement import fingerprint_of
 
 __all__ = ["BACKWARD", "FORWARD", "Action", "Compute", "Exchange", "Message", "Schedule"]
 
@@ -104,8 +105,7 @@ class Schedule:
     @cached_property
     def fingerprint(self) -> int:
         """Return a positive number of 62 bits that two different schedules do not share."""
-        digest = hashlib.sha256(repr(self).encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 2 | 1
+        return fingerprint_of(repr(self))
 
     def __hash__(self) -> int:
         return self.fingerprint

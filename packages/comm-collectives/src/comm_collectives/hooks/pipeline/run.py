@@ -13,10 +13,10 @@ from torch import nn
 
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_rank, get_world_size
+from comm_collectives.hooks.call_agreement import agree_on_call
 from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.model_agreement import as_refusal
 from comm_collectives.hooks.pipeline.actions import BACKWARD, FORWARD, Compute, Message, Schedule
-from comm_collectives.hooks.pipeline.agreement import agree_on_schedule
 from comm_collectives.hooks.pipeline.channel import StageChannel
 from comm_collectives.hooks.pipeline.check import ScheduleReport, check_schedule
 from comm_collectives.hooks.pipeline.gradient_hooks import check_no_sync, check_tied
@@ -84,8 +84,9 @@ def run_schedule(
         check_tied(_CALL, tied)
     except Exception as raised:
         error = as_refusal(_CALL, raised)
-    agree_on_schedule(_CALL, schedule if isinstance(schedule, Schedule) else None, error, group, place)
-    assert run is not None  # agree_on_schedule has raised the error
+    fingerprint = schedule.fingerprint if isinstance(schedule, Schedule) else 0
+    agree_on_call(_CALL, "schedule", fingerprint, str(schedule), error, group, place)
+    assert run is not None  # agree_on_call has raised the error
     for one in tied:
         one.start()
     losses = run.run()

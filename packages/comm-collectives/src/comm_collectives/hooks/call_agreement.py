@@ -1,39 +1,47 @@
-"""The agreement of the ranks of a pipeline before the first activation travels."""
+"""The agreement of ranks on the arguments of one call, before anything that depends on them is sent."""
 
 from __future__ import annotations
+
+import hashlib
 
 import torch
 
 from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks, get_world_size
-from comm_collectives.hooks.pipeline.actions import Schedule
 from comm_collectives.objects import allgather_object
 from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
 
-__all__ = ["agree_on_schedule"]
+__all__ = ["agree_on_call", "fingerprint_of"]
 
 _REFUSED = 0
 
 
-def agree_on_schedule(
-    call: str, schedule: Schedule | None, error: CommError | None, group: Group, device: torch.device
+def fingerprint_of(text: str) -> int:
+    """Return a positive number of 62 bits that two different texts do not share."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2 | 1
+
+
+def agree_on_call(
+    call: str, subject: str, fingerprint: int, text: str, error: CommError | None, group: Group, device: torch.device
 ) -> None:
-    """Check that all ranks run the same schedule, with right arguments; costs one all_gather of 8 bytes.
+    """Check that all ranks give the same arguments, and right ones; costs one all_gather of 8 bytes.
 
     Args:
         call: the user's call, for messages.
-        schedule: this rank's; None where it is none.
+        subject: what is compared, such as ``"schedule"``, for messages.
+        fingerprint: of what is compared, from :func:`fingerprint_of`; ignored with an ``error``.
+        text: describes it, for messages.
         error: what is wrong with this rank's arguments.
-        group: the pipeline group.
+        group: whose ranks take part.
         device: of the tensor that is exchanged.
 
     Raises:
         CommError: ``error``, on this rank.
         ArgumentError: on the other ranks; names the rank with wrong arguments and its error.
-        CollectiveMismatchError: schedules differ; names the ranks of each.
+        CollectiveMismatchError: fingerprints differ; names the ranks of each.
     """
-    number = _REFUSED if error is not None or schedule is None else schedule.fingerprint
+    number = _REFUSED if error is not None else fingerprint
     W = get_world_size(group)
     mine = torch.tensor([number], device=device)
     everyones = torch.empty(W, dtype=torch.int64, device=device)
@@ -41,7 +49,7 @@ def agree_on_schedule(
     numbers = everyones.tolist()
     if number != _REFUSED and numbers == [number] * W:
         return
-    texts = allgather_object([None if error is None else str(error), str(schedule)], group)
+    texts = allgather_object([None if error is None else str(error), text], group)
     if error is not None:
         raise error
     ranks = get_process_group_ranks(group)
@@ -57,5 +65,5 @@ def agree_on_schedule(
         for members in differing.values()
     ]
     raise CollectiveMismatchError(
-        f"{call}: schedule: got different schedules ({'; '.join(parts)}); expected the same on all ranks"
+        f"{call}: {subject}: got different {subject}s ({'; '.join(parts)}); expected the same on all ranks"
     )
