@@ -151,6 +151,20 @@ def test_a_saved_state_goes_on(
     bare_pools(4).run(on, "gloo", host_of, 1 << 12, goes_on_from_what_was_saved, call, later)
 
 
+def small_losses_of_large_elements(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return the sum of elements whose neighbours in bfloat16 are two apart, and of losses of 0.5 on each rank."""
+    compression = dist.Compression("fp16", error_feedback=True, between_hosts=True)
+    saved = {"local": torch.full((1000,), 0.5), "other": torch.zeros(0), "average": False}
+    compression.load_state_dict({"compression": repr(compression), "tensors": {"a": saved}})
+    return call(torch.full((1000,), 256.0 * (-1) ** dist.get_rank(), dtype=torch.bfloat16), "sum", compression.of("a"))
+
+
+@pytest.mark.parametrize("call", [all_reduced, scattered])
+def test_losses_are_added_to_16_bit_elements_in_float32(bare_pools: Pools, call: Callable[..., torch.Tensor]) -> None:
+    for found in bare_pools(4).run(on, "gloo", HOST_BY_HOST, 32 << 20, small_losses_of_large_elements, call):
+        assert found.unique().tolist() == [2.0]
+
+
 def saved_shares(world_size: int) -> list[dict[str, Any]]:
     compression = dist.Compression("int4", error_feedback=True, between_hosts=True)
     for step in range(3):

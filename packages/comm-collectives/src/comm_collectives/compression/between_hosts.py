@@ -97,9 +97,9 @@ def all_reduce(
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent = None if feedback is None else feedback.take_unsent()
-        if unsent is not None:
-            elements.add_(unsent)
-        algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between)
+        # In float32: elements of 16 bits would round most of it away.
+        values = None if unsent is None else elements + unsent
+        algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between, values)
 
     what = f"all_reduce of {elements.numel()} {elements.dtype}"
     sent = sizes.all_reduce_bytes(-(-elements.numel() // layout.ranks_per_host))

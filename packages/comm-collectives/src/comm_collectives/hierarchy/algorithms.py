@@ -133,16 +133,23 @@ class _Memory:
             self._buffers.give_back(one.view(torch.uint8))
 
 
-def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceOp, between: Between) -> None:
-    """Overwrite ``elements``, (n,), with their reduction over all ranks."""
+def all_reduce(
+    backend: Backend,
+    plan: Plan,
+    elements: torch.Tensor,
+    op: ReduceOp,
+    between: Between,
+    values: torch.Tensor | None = None,
+) -> None:
+    """Overwrite ``elements``, (n,), with the reduction of all ranks' ``values``, (n,); None stands for ``elements``."""
     size = plan.layout.ranks_per_host
     with Buffers(elements.device) as buffers:
         memory = _Memory(buffers, between.sum_dtype or elements.dtype)
 
         def begin(place: slice, async_op: bool) -> _Piece:
             piece = elements[place]
-            fits = piece.numel() % size == 0 and piece.dtype == memory.dtype
-            whole = piece if fits else _padded(piece, size, memory)
+            fits = values is None and piece.numel() % size == 0 and piece.dtype == memory.dtype
+            whole = piece if fits else _padded(piece if values is None else values[place], size, memory)
             share = memory.take(whole.numel() // size)
             entering = reduction.reduce_scatter_tensor(backend, share, whole, op, plan.within, async_op)
             leave = partial(gather, backend, plan.within, whole, share)
