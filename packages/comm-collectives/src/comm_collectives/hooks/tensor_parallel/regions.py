@@ -38,7 +38,8 @@ __all__ = [
 def copy_to_tensor_parallel_region(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
     """Return ``tensor``, whose gradient is the sum of the ranks' gradients.
 
-    It stands before a column-parallel layer.
+    It stands before a column-parallel layer. The result shares the memory of ``tensor``, and torch refuses to change it
+    in place where it requires a gradient, as in Megatron-LM; ``clone()`` it before.
 
     Args:
         tensor: any shape, float, the same on every rank; only read.
