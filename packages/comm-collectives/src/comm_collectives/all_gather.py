@@ -261,6 +261,9 @@ def all_gather_into_tensor(
 ) -> Work | None:
     """Collect every rank's tensor, one after the other in rank order, in one tensor on every rank.
 
+    Some libraries, such as gloo, count a new version of ``output_tensor``, and others, such as ccl, do not: then a
+    backward that saved it silently uses the new values.
+
     Args:
         output_tensor: W times the elements of ``input_tensor``, such as (W*n, ...) or (W, n, ...), same dtype; dense;
             overwritten.

@@ -79,6 +79,9 @@ def all_reduce(
 ) -> Work | None:
     """Reduce ``tensor`` element by element over all ranks and leave the result on every one.
 
+    Like ``torch.distributed``'s, it need not count a new version of ``tensor``: a backward that saved ``tensor`` then
+    silently uses the result. Give a ``clone()`` of what a backward needs.
+
     Args:
         tensor: any shape, dense, the same shape, strides and dtype on every rank; overwritten with the result. Any
             integer, bool or float dtype except fp8; complex for ``"sum"`` and ``"avg"``. Integers wrap around; on bool,
@@ -270,6 +273,8 @@ def broadcast(
     timeout: Timeout = None,
 ) -> Work | None:
     """Copy ``tensor`` of ``src`` into ``tensor`` of every other rank.
+
+    As with :func:`all_reduce`, a backward that saved ``tensor`` may silently use the new values.
 
     Args:
         tensor: any shape and dtype, the same on every rank; dense; overwritten except on ``src``.
