@@ -110,6 +110,18 @@ def test_a_group_that_could_not_be_made_needs_no_description_any_more() -> None:
     assert len(RECORDER._ended.keys() - before) == 1
 
 
+def test_who_waits_in_vain_to_make_a_group_learns_of_both_groups_and_calls() -> None:
+    first, second = RingGroup("first", (0, 1), "", "fake"), RingGroup("second", (0, 2), "", "fake")
+    maker, store, limit = GroupMaker(), HashStore(), timedelta(seconds=0.3)
+
+    def create() -> c10d.ProcessGroup:
+        return maker.make("new_group", second, 0, store, limit, pytest.fail)
+
+    both = r"^new_group on rank 0: the group of ranks \[0, 2\] .* makes the group of ranks \[0, 1\] in all_reduce, "
+    with pytest.raises(CommTimeoutError, match=both):
+        maker.make("all_reduce", first, 0, store, limit, create)
+
+
 def adopted_fake_world() -> tuple[str, int, int]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

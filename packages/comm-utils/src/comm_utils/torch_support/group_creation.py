@@ -49,7 +49,7 @@ class _Turn:
     holder = ""
 
     @classmethod
-    def take(cls, who: str, ranks: Sequence[int], limit: timedelta | None) -> threading.Lock:
+    def take(cls, call: str, who: str, ranks: Sequence[int], limit: timedelta | None) -> threading.Lock:
         """Wait for the turn; the caller releases what this returns.
 
         Raises:
@@ -58,10 +58,11 @@ class _Turn:
         lock, limit_s = cls.lock, -1.0 if limit is None else min(limit.total_seconds(), threading.TIMEOUT_MAX)
         if not lock.acquire(timeout=limit_s):
             raise CommTimeoutError(
-                f"{who}: for {limit_s:g} s, another thread of this process makes {cls.holder}, and groups are made one "
-                "after the other; have all ranks make their groups in the same order"
+                f"{who}: the group of ranks {listed(ranks)} was not made: for {limit_s:g} s, another thread of this "
+                f"process makes {cls.holder}, and groups are made one after the other; have all ranks make their "
+                "groups in the same order"
             )
-        cls.holder = f"the group of ranks {listed(ranks)}"
+        cls.holder = f"the group of ranks {listed(ranks)} in {call}"
         return lock
 
     @classmethod
@@ -105,7 +106,7 @@ class GroupMaker:
         ranks, who = list(planned.ranks), f"{call} on rank {rank}"
         waits_for_members = bool({*device_libraries(planned.backend).values()} & _WAIT_FOR_MEMBERS)
         standard_descriptors.occupy()  # the program may have closed one since the world was made
-        own_turn = _Turn.take(who, ranks, limit)
+        own_turn = _Turn.take(call, who, ranks, limit)
         try:
             limit_s = None if limit is None else limit.total_seconds()
             waiting = limit or internals._get_default_timeout(internals.Backend("gloo"))
