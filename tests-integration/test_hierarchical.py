@@ -342,8 +342,8 @@ def test_a_rank_that_is_lost(backend: str) -> None:
         assert second == "BrokenGroupError"
 
 
-def fail_on_one_rank(error: type[Exception] | None, between_hosts: bool, ends: str) -> list[str]:
-    """Fail in a step on rank 3, or be killed there; return how the call ends on each rank, and the next one.
+def fail_on_one_rank(error: type[BaseException] | None, between_hosts: bool, ends: str) -> list[str]:
+    """Fail in a step on rank 3, or get a signal there; return how the call ends on each rank, and the next one.
 
     Ranks stay until all have got that far, so that nobody's end ends the wait of another.
     """
@@ -355,6 +355,9 @@ def fail_on_one_rank(error: type[Exception] | None, between_hosts: bool, ends: s
     def fail(*_: Any) -> None:
         if error is None:
             os.kill(os.getpid(), signal.SIGKILL)
+        elif error is KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)
         else:
             raise error("out of luck")
 
@@ -371,7 +374,7 @@ def how_two_calls_end(group: Any, compression: Any, ends: str, survivors: int = 
             work = dist.all_reduce(torch.ones(1000), group=group, compression=compression, async_op=async_op)
             if work is not None:
                 work.wait()
-        except CommError as raised:
+        except (CommError, KeyboardInterrupt) as raised:
             found.append(f"{type(raised).__name__}: {raised}")
     (Path(ends) / str(dist.get_rank())).touch()
     end = time.monotonic() + 60 * patience()
@@ -381,16 +384,19 @@ def how_two_calls_end(group: Any, compression: Any, ends: str, survivors: int = 
 
 
 @pytest.mark.parametrize("between_hosts", [False, True])
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, None])
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt, None])
 @pytest.mark.parametrize("backend", ["gloo", "shared memory"])
 def test_a_step_that_fails_ends_the_call_on_every_rank(
-    tmp_path: Path, backend: str, error: type[Exception] | None, between_hosts: bool
+    tmp_path: Path, backend: str, error: type[BaseException] | None, between_hosts: bool
 ) -> None:
     args = error, between_hosts, str(tmp_path)
     outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, fail_on_one_rank, *args, timeout_s=90 * patience())
     for rank, outcome in enumerate(outcomes[: 3 if error is None else 4]):
         first, second = outcome.value
-        if rank == 3:
+        if error is KeyboardInterrupt:
+            assert first.startswith("KeyboardInterrupt: " if rank == 3 else ("BrokenGroupError: ", "PeerLostError: "))
+            assert rank == 3 or ("rank 3 (pid " in first and "was interrupted (SIGINT) in all_reduce" in first)
+        elif rank == 3:
             assert first.startswith("BrokenGroupError: all_reduce: ")
             assert f"raised {error.__name__}: out of luck" in first
         elif error is None:
