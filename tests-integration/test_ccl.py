@@ -480,3 +480,21 @@ def test_after_a_mismatch_on_oneccl_the_processes_must_end(rank_environment: dic
     assert mismatches, said
     for text in mismatches:
         assert "end the processes of all ranks and start them again" in text
+
+
+def wait_long() -> float:
+    """Return the share of a core that this rank used while it waited in a call for rank 1."""
+    dist.init_distributed("ccl", verbose=False, timeout=60)
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    begin, used = time.monotonic(), time.thread_time()
+    dist.all_reduce(torch.ones(4))
+    share = (time.thread_time() - used) / (time.monotonic() - begin)
+    dist.destroy_process_group()
+    return share
+
+
+def test_a_long_wait_on_oneccl_does_not_take_a_core(rank_environment: dict[str, Any]) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0"}
+    assert run_ranks(wait_long, 2, timeout_s=100, env=env)[0] < 0.25

@@ -4,11 +4,21 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace oneccl {
+
+namespace {
+
+// A wait that takes longer naps, and notices the end late by a hundredth of it or so.
+constexpr std::chrono::milliseconds patience{20};
+constexpr std::chrono::milliseconds longest_nap{1};
+
+}  // namespace
 
 Request::~Request() {
     if (on && state.load(std::memory_order_acquire) == pending) {
@@ -66,7 +76,10 @@ int wait_for(Request &request, double seconds) {
     waiting.fetch_add(1, std::memory_order_relaxed);
     const auto begin = Clock::now();
     const auto end = begin + std::chrono::duration<double>(seconds);
-    const auto patience = begin + std::chrono::milliseconds(20);
+    // Python waits in slices. Threads that wait for the same request differ by little.
+    Clock::duration first{};
+    request.awaited_since.compare_exchange_strong(first, begin.time_since_epoch());
+    const Clock::time_point since{first == Clock::duration{} ? begin.time_since_epoch() : first};
     for (unsigned tries = 1; state == pending; ++tries) {
         state = request.test();
         if (ranks_share_cores) {
@@ -77,8 +90,9 @@ int wait_for(Request &request, double seconds) {
             if (now >= end) {
                 break;
             }
-            if (now >= patience) {
-                sched_yield();
+            if (now - since >= patience) {
+                tries = 63;  // a look a nap
+                std::this_thread::sleep_for(std::min<Clock::duration>((now - since) / 100, longest_nap));
             }
         }
     }

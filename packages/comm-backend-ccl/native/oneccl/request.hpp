@@ -5,6 +5,7 @@
 #include <oneapi/ccl.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@ struct Request {
     std::atomic<int> state{pending};
     int64_t ended_ns = 0;  // by the steady clock, when `state` was first seen to be complete
     std::string error;
+    std::atomic<std::chrono::steady_clock::duration> awaited_since{};  // by the steady clock; 0 before the first wait
 
     Request() = default;
     ~Request();

@@ -6,7 +6,10 @@ namespace oneccl {
 
 namespace {
 
-std::vector<std::pair<std::string, std::string>> settings;  // guarded by `library`
+// All of them guarded by `library`.
+std::vector<std::pair<std::string, std::string>> settings;
+std::vector<std::pair<std::string, std::string> *> ours;  // those that are in the environment
+int users = 0;
 
 }  // namespace
 
@@ -17,22 +20,29 @@ void add_setting(const char *name, const std::string &value) {
 }
 
 SettingsInEnvironment::SettingsInEnvironment() {
+    if (users++ > 0) {
+        return;
+    }
     for (auto &one : settings) {
         if (getenv(one.first.c_str()) == nullptr) {
             setenv(one.first.c_str(), one.second.c_str(), 1);
-            ours_.push_back(&one);
+            ours.push_back(&one);
         }
     }
 }
 
 SettingsInEnvironment::~SettingsInEnvironment() {
-    for (auto *one : ours_) {
+    if (--users > 0) {
+        return;
+    }
+    for (auto *one : ours) {
         // oneCCL adds to some, such as a second provider, and that once only.
         if (const char *now = getenv(one->first.c_str())) {
             one->second = now;
         }
         unsetenv(one->first.c_str());
     }
+    ours.clear();
 }
 
 }  // namespace oneccl

@@ -148,7 +148,7 @@ class AnySource:
                     self._taken[source] += 1
                     receive.handle = self._start(receive.tensor, source)
                 except BaseException as error:
-                    # Whoever waits for it would otherwise wait without end.
+                    # A caller that waits for it would otherwise wait without end.
                     receive.failure = str(error) or f"{type(error).__name__} came while the receive was started"
                     if not isinstance(error, RuntimeError) or raised_by_handler(error):
                         raise

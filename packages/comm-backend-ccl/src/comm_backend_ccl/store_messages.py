@@ -57,17 +57,17 @@ class StoreReceive:
 
     @property
     def is_from_any(self) -> bool:
-        """Whether no source is named."""
+        """Tell whether no source is named."""
         return self._named == ANY_SOURCE
 
     @property
     def source(self) -> int:
-        """The group rank that is named, or ``ANY_SOURCE``; the sender's in the end."""
+        """Return the group rank that is named, or ``ANY_SOURCE``; the sender's in the end."""
         return self._named if self.taken is None else self.taken.source
 
     @property
     def ended_ns(self) -> int | None:
-        """When the message had arrived; None before."""
+        """Return when the message had arrived; None before."""
         return None if self.taken is None else self.taken.ended_ns
 
 
