@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed
 from comm_collectives.buffers import Buffers
 from comm_collectives.memory import as_bytes
+from comm_collectives.reduction.exchanging import exchange_parts
 from comm_collectives.reduction.order import Fold, Order
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
@@ -133,8 +134,8 @@ def reduce_scatter(
 
     def started(inner: Backend) -> Work | None:
         parts = target.new_empty(W, target.numel())
-        rows, columns = _splits([one.nbytes for one in slices], target.nbytes)
-        work = inner.all_to_all_single(_bytes(parts), _bytes(_real(input)), columns, rows, group, async_op)
+        nbytes = [one.nbytes for one in slices]
+        work = exchange_parts(inner, _bytes(parts), _bytes(_real(input)), nbytes, group, async_op)
         return deliver([work], lambda: order.fold(parts, op, target), output, async_op)
 
     return composed.observed(call, backend, group, counted, op, async_op, started)
@@ -157,7 +158,7 @@ def _reduce_in_pieces(
                 sent[: target.numel()].copy_(target)
                 sent[target.numel() :].zero_()
             received = _take(buffers, count, elements.dtype)
-            work = backend.all_to_all_single(_bytes(received), _bytes(sent), None, None, group, True)
+            work = exchange_parts(backend, _bytes(received), _bytes(sent), [sent.nbytes // W] * W, group, True)
             assert work is not None
             return _Piece(work, target, sent, received)
 
@@ -215,8 +216,8 @@ def _reduce_slices_in_pieces(
             for place, part in zip(torch.split(sent, [part.numel() for part in parts]), parts, strict=True):
                 place.copy_(part)
             received = _take(buffers, W * target.numel(), dtype)
-            rows, columns = _splits([part.nbytes for part in parts], target.nbytes)
-            work = backend.all_to_all_single(_bytes(received), _bytes(sent), columns, rows, group, True)
+            nbytes = [part.nbytes for part in parts]
+            work = exchange_parts(backend, _bytes(received), _bytes(sent), nbytes, group, True)
             assert work is not None
             return _Piece(work, target, sent, received)
 
@@ -232,11 +233,6 @@ def _reduce_slices_in_pieces(
                 add(sending.popleft())
         while sending:
             add(sending.popleft())
-
-
-def _splits(rows: list[int], column: int) -> tuple[list[int] | None, list[int] | None]:
-    """Return the sizes that are sent to each rank and received from it; None for both where all are equal."""
-    return (None, None) if len(set(rows)) == 1 else (rows, [column] * len(rows))
 
 
 def _take(buffers: Buffers, count: int, dtype: torch.dtype) -> torch.Tensor:

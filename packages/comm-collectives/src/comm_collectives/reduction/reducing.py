@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.memory import as_bytes, concatenate, contiguous, contiguous_elements, memory_view
 from comm_collectives.reduction import fixed_order
+from comm_collectives.reduction.exchanging import exchange_parts
 from comm_collectives.reduction.order import needed_order
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
@@ -159,11 +160,8 @@ def _exchange_and_fold(
     parts = wire.new_empty(W * mine)
     sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
     unit = scale if sent is wire else scale * wire.element_size()
-    counts_in, counts_out = [size * unit for size in sizes], [output.numel() * unit] * W
-    # Equal parts are recorded as such, as by the fast path.
-    rows_out, rows_in = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
     with passing_as(input, sent):
-        work = backend.all_to_all_single(received, sent, rows_out, rows_in, group, async_op)
+        work = exchange_parts(backend, received, sent, [size * unit for size in sizes], group, async_op)
     return deliver([work], encoding.folder(parts.view(W, mine), output), output, async_op)
 
 

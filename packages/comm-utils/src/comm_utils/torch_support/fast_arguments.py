@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from comm_utils import operations
+from comm_utils.operations import Form
 from comm_utils.torch_support.plain_tensors import PlainTensors, is_intercepted, plain_tensors
 
 __all__ = ["Accept", "acceptance", "are_disjoint", "overwrites"]
@@ -30,7 +32,7 @@ def acceptance(
     *,
     inference: bool = False,
 ) -> Accept | None:
-    """Make what accepts the tensor arguments of ``operation``; None for an operation without a fast path.
+    """Make what accepts the tensor arguments of ``operation``; None where no fast path takes tensors of their forms.
 
     Args:
         device_type, dtypes, inference: see :func:`comm_utils.torch_support.plain_tensors.plain_tensors`.
@@ -38,7 +40,8 @@ def acceptance(
         rank: this rank within the group.
         root: the group rank of the root, for ``gather`` and ``scatter``.
     """
-    make = _ACCEPT.get(operation)
+    tensors = operations.get(operation).tensors
+    make = _ACCEPT.get((tuple(one.form for one in tensors), any(one.at_root for one in tensors)))
     if make is None:
         return None
     return make(plain_tensors(device_type, dtypes, inference=inference, grad=make is _one), W, rank, root)
@@ -210,20 +213,16 @@ def _lie_apart(tensors: Sequence[torch.Tensor]) -> bool:
     return True
 
 
-_ACCEPT: dict[str, Callable[[PlainTensors, int, int, int | None], Accept]] = {
-    "all_gather": _into_list,
-    "all_gather_into_tensor": _gathered,
-    "all_reduce": _one,
-    "all_reduce_coalesced": _list_of_any,
-    "all_to_all": _lists_exchanged,
-    "all_to_all_single": _exchanged,
-    "barrier": _nothing,
-    "broadcast": _one,
-    "gather": _gathered_on_root,
-    "recv": _one,
-    "reduce": _one,
-    "reduce_scatter": _from_list,
-    "reduce_scatter_tensor": _scattered,
-    "scatter": _gathered_on_root,
-    "send": _one,
+#: By the forms of an operation's tensor arguments, in order, and whether only the root gives one of them.
+_ACCEPT: dict[tuple[tuple[Form, ...], bool], Callable[[PlainTensors, int, int, int | None], Accept]] = {
+    ((), False): _nothing,
+    ((Form.SINGLE,), False): _one,
+    ((Form.SEVERAL,), False): _list_of_any,
+    ((Form.FLAT, Form.SINGLE), False): _gathered,
+    ((Form.SINGLE, Form.FLAT), False): _scattered,
+    ((Form.SINGLE, Form.SINGLE), False): _exchanged,
+    ((Form.PER_RANK, Form.SINGLE), False): _into_list,
+    ((Form.SINGLE, Form.PER_RANK), False): _from_list,
+    ((Form.PER_RANK, Form.PER_RANK), False): _lists_exchanged,
+    ((Form.SINGLE, Form.PER_RANK), True): _gathered_on_root,
 }

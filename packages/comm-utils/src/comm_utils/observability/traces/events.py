@@ -30,7 +30,7 @@ class Operation:
             -1 where there is none, or for a receive from anybody.
         tag: of messages.
         asynchronous: the call returned a handle.
-        input_splits: of all_to_all_single, elements of ``dtype`` for each rank of the group; empty where they are even.
+        input_splits: the elements of ``dtype`` that go to each rank of the group; empty where they are even.
         output_splits: likewise, from each rank.
         caller: with ``debug``, the function that called.
         on_device: the tensor is on an accelerator, whose own times these are.
