@@ -14,8 +14,8 @@ from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.work import ANY_SOURCE, STORE_GONE, EngineHandle
 from comm_utils.errors import (
     BackendUnavailableError,
-    BrokenGroupError,
     CollectiveMismatchError,
+    CommError,
     CommTimeoutError,
     NotInitializedError,
     PeerLostError,
@@ -23,8 +23,8 @@ from comm_utils.errors import (
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
+from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL, BreakableGroup
 from comm_utils.torch_support.failures import is_exhausted
-from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, IN_FORKED_CHILD
 from comm_utils.torch_support.remedies import OF_WORLD, remedy
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
@@ -46,7 +46,7 @@ _NOTICE_S = 0.3
 _END_S = 5.0
 
 
-class Group(ABC):
+class Group(BreakableGroup, ABC):
     """The members of a group; ranks are positions in it.
 
     Args:
@@ -58,6 +58,7 @@ class Group(ABC):
     engine: ClassVar[str]
 
     def __init__(self, peers: Peers, rank: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
+        super().__init__()
         self.peers = peers
         self.rank, self.size = rank, len(peers.processes)
         self.ranks = list(range(self.size)) if ranks is None else list(ranks)
@@ -67,14 +68,9 @@ class Group(ABC):
         self._recorded_as, self._opened = 0, -1
         self.set_timeout(timeout)
         self._remedy = OF_WORLD if ranks is None else ""
-        #: What failed first, or None.
-        self.broken: str | None = None
-        #: Why its ranks cannot go on, as the watch has found, until a call has raised it.
-        self._trouble: Trouble | None = None
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
-        self._inherited = False
         _groups.add(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -84,16 +80,14 @@ class Group(ABC):
     def __str__(self) -> str:
         return group_text(self.ranks, self.description)
 
-    @property
-    def _how_to_go_on(self) -> str:
-        """The remedy after the group failed."""
+    def how_to_go_on(self) -> str:
         return self._remedy or remedy(self.name)
 
     def _break(self, what: str) -> None:
-        self.broken = self.broken or what
+        super()._break(what)
         self.usable = False
 
-    def _disagreed(self, what: str) -> None:  # noqa: B027  # most engines need nothing
+    def _disagreed(self, what: str) -> None:  # most engines need nothing
         """Note that the engine failed as the ranks' calls differ, before the error is raised."""
 
     def _knows_difference(self) -> bool:
@@ -101,25 +95,14 @@ class Group(ABC):
         return False
 
     def check(self) -> None:
-        """Raise ``BrokenGroupError`` where something failed before, ``NotInitializedError`` after the end."""
-        if self._inherited:
-            raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
-        if self.broken is not None:
-            trouble, self._trouble = self._trouble, None
-            raise self.broken_error() if trouble is None else self.in_trouble("", trouble)
+        """Raise what is wrong with the group, and ``NotInitializedError`` after the end."""
+        super().check()
         if not self._open:
             raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
 
     def inherit(self) -> None:
-        """Refuse operations: this is a forked child, which has none of the engine's threads and connections."""
-        self.usable, self._inherited = False, True
-
-    def broken_error(self) -> BrokenGroupError:
-        """Return the error for calls after an earlier failure."""
-        return BrokenGroupError(
-            f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
-            f"{self._how_to_go_on}"
-        )
+        super().inherit()
+        self.usable = False
 
     @property
     def was_destroyed(self) -> bool:
@@ -147,32 +130,13 @@ class Group(ABC):
         """Return why the group's ranks cannot go on, as the watch has found; None while they can."""
         return WATCH.trouble(self.name)
 
-    def fall_into(self, trouble: Trouble) -> None:
-        """Refuse further calls: the first raises ``trouble`` itself."""
-        if self.broken is None:
-            self._trouble = trouble
-            self._break(trouble.short)
-
-    def give_up(self, reason: str) -> None:
-        """Refuse further calls, after an error that was raised."""
-        self._trouble = None
-        self._break(reason)
-
-    def in_trouble(self, call: str, trouble: Trouble, said: str = "") -> Exception:
-        """Return the error to raise where the watch has found trouble; the group is broken from then on.
-
-        Args:
-            said: what the engine has reported.
-        """
+    def in_trouble(self, call: str, trouble: Trouble, said: str = "") -> CommError:
+        """Return the error to raise where the watch has found trouble; the group is broken from then on."""
         self._trouble = None
         self._break(f"{call}: {trouble.short}" if call else trouble.short)
         if call and trouble.kind is CollectiveMismatchError:
             self._disagreed(f"{call}: {trouble.text}")
-        happened = f"{call} on {self} {trouble.verb}" if call else f"{self} cannot go on"
-        failure = trouble.kind(
-            f"{happened}, as seen by rank {self.ranks[self.rank]}: {trouble.text}. The group cannot be used any more: "
-            f"{self._how_to_go_on}{f' [{said}]' if said else ''}"
-        )
+        failure = super().in_trouble(call, trouble, said)
         WATCH.tell(self.name, failure, trouble)
         return failure
 
@@ -191,10 +155,7 @@ class Group(ABC):
             return self.in_trouble(call, Trouble(kind, text, trouble.ranks))
         who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
         self._break(f"{call}: lost {who}")
-        return PeerLostError(
-            f"{call} on {self} lost a peer, as seen by rank {self.ranks[self.rank]}: {who} ended; its own output says "
-            f"why. The group cannot be used any more: {self._how_to_go_on}"
-        )
+        return self.failure(PeerLostError, f"{call} on {self} lost a peer", f"{who} ended; its own output says why")
 
     def gone(self, peer: int | None) -> Set[int]:
         """Return the ranks on this host that have ended, of all or of ``peer`` alone."""
@@ -221,23 +182,21 @@ class Group(ABC):
         if trouble is not None:
             return self._timed_out_error(call, limit_s, trouble)
         source = "this call" if of_call else "init_distributed() and new_group()"
-        return CommTimeoutError(
-            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: a rank of the "
-            "group did not take part, or is late; a dist.monitored_barrier() before the call names who, and timeout= "
-            f"of {source} sets the limit. The group cannot be used any more: {self._how_to_go_on}"
+        return self.failure(
+            CommTimeoutError,
+            f"{call} on {self} timed out after {limit_s:g} s",
+            "a rank of the group did not take part, or is late; a dist.monitored_barrier() before the call names who, "
+            f"and timeout= of {source} sets the limit",
         )
 
     def _timed_out_error(self, call: str, limit_s: float, trouble: Trouble) -> Exception:
-        failure = trouble.kind(
-            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: "
-            f"{trouble.text}. The group cannot be used any more: {self._how_to_go_on}"
-        )
+        failure = self.failure(trouble.kind, f"{call} on {self} timed out after {limit_s:g} s", trouble.text)
         WATCH.tell(self.name, failure, trouble)
         return failure
 
     def _lacking(self, call: str, error: BaseException) -> Exception:
         self._break(f"{call}: {error}")
-        failure = BackendUnavailableError(f"{call} on {self}: {error}. {self._how_to_go_on.capitalize()}")
+        failure = BackendUnavailableError(f"{call} on {self}: {error}. {self.how_to_go_on().capitalize()}")
         WATCH.tell_of_lack(self.name, call, failure, str(error))
         return failure
 
@@ -256,7 +215,7 @@ class Group(ABC):
             self._break(f"{call}: {error}")
             return PeerLostError(
                 f"{call} on {self}: {error}: the process that holds it has ended. The group cannot be used any more: "
-                f"{self._how_to_go_on}"
+                f"{self.how_to_go_on()}"
             )
         disagree = _DISAGREE in str(error)
         # The two ranks of a message are all there is to find out.
@@ -284,7 +243,7 @@ class Group(ABC):
         self._break(f"{call}: {error}")
         self._disagreed(f"{call}: {error}")
         if _GAVE_UP in str(error):
-            return PeerLostError(f"{call} on {self}: {error}. The group cannot be used any more: {self._how_to_go_on}")
+            return PeerLostError(f"{call} on {self}: {error}. The group cannot be used any more: {self.how_to_go_on()}")
         # With all of them alive on this host, only their calls can differ.
         here = len(self.peers.local) == self.size
         kind, cause = (

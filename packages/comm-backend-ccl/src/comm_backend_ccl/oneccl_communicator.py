@@ -21,8 +21,8 @@ from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operat
 from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
+from comm_utils.torch_support.breakable_group import IN_FORKED_CHILD
 from comm_utils.torch_support.connecting import Connecting
-from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -135,7 +135,7 @@ class OneCclCommunicator(Communicator):
 
     def _end(self) -> None:
         group, self._group = self._group, None
-        if self._inherited:
+        if self.inherited:
             return
         self.untagged.close()
         if group is not None:
@@ -222,7 +222,7 @@ class OneCclCommunicator(Communicator):
         return handle.source if isinstance(handle, (StoreReceive, QueuedReceive)) else super().source(handle)
 
     def within(self, handle: EngineHandle, seconds: float) -> bool:
-        if self._inherited:  # what this child would ask the store takes the parent's answers
+        if self.inherited:  # what this child would ask the store takes the parent's answers
             raise RuntimeError(f"oneCCL {IN_FORKED_CHILD}")
         if isinstance(handle, QueuedReceive):
             return self.untagged.within(handle, seconds, oneccl_library.wait)

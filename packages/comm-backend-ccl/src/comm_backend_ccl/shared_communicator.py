@@ -164,10 +164,10 @@ class SharedCommunicator(Communicator):
         if trouble is not None:
             return self._timed_out_error(call, limit_s, trouble)
         source = "this call" if of_call else "init_distributed() and new_group()"
-        return CommTimeoutError(
-            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: {missing} of "
-            f"the group did not take part, or came too late; timeout= of {source} sets the limit. The group cannot be "
-            f"used any more: {self._how_to_go_on}"
+        return self.failure(
+            CommTimeoutError,
+            f"{call} on {self} timed out after {limit_s:g} s",
+            f"{missing} of the group did not take part, or came too late; timeout= of {source} sets the limit",
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
@@ -182,10 +182,7 @@ class SharedCommunicator(Communicator):
         text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
         self._break(f"{call}: {text}")
         late = ", which is this rank: it came too late" if missing == {self.rank} else ""
-        return CommTimeoutError(
-            f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {text}{late}. The group cannot be used "
-            f"any more: {self._how_to_go_on}"
-        )
+        return self.failure(CommTimeoutError, f"{call} on {self} failed", f"{text}{late}")
 
     def _named(self, positions: Set[int]) -> str:
         ranks = [self.ranks[one] for one in sorted(positions) if one < self.size]

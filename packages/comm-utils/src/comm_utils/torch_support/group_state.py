@@ -11,68 +11,49 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_utils.errors import BackendUnavailableError, BrokenGroupError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
+from comm_utils.torch_support.breakable_group import IN_FORKED_CHILD, BreakableGroup
 from comm_utils.torch_support.device_calls import DeviceCalls, can_follow, host_waits
 from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
 from comm_utils.torch_support.remedies import remedy
-from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["DESTROYED_DURING_CALL", "IN_FORKED_CHILD", "GroupState", "create_group"]
-
-#: Why a call failed whose group is no more.
-DESTROYED_DURING_CALL = "this process destroyed the group before the call was complete"
-#: Follows the name of a group.
-IN_FORKED_CHILD = (
-    "cannot be used in a forked child of the process that created it; start processes with spawn or forkserver, or "
-    "fork before communication is set up"
-)
+__all__ = ["GroupState", "create_group"]
 
 
-class GroupState:
+class GroupState(BreakableGroup):
     """Facts about one process group, looked up once.
 
     Attributes:
-        rank: this process's group rank.
-        ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
-        broken: why the group cannot be used; None while it can.
         awaited_messages: the library's handles of messages that threads wait for.
         device_calls: by type of device, the calls that one has not completed, for :meth:`on_device`.
-        trouble: why its ranks cannot go on, as the watch has found, until a call has raised it.
-        inherited: the group belongs to the process that forked this one.
     """
 
     __slots__ = (
         "_index",
         "_opened",
         "awaited_messages",
-        "broken",
         "by_global",
         "device_calls",
         "devices",
-        "inherited",
         "libraries",
         "pg",
         "rank",
         "ranks",
-        "trouble",
     )
 
     def __init__(self, pg: ProcessGroup) -> None:
+        super().__init__()
         self.pg = pg
         self.ranks: list[int] = c10d.get_process_group_ranks(pg)
         self.rank: int = c10d.get_rank(pg)
         self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
         self.libraries = device_libraries(c10d.get_backend_config(pg))
         self.devices = tuple(self.libraries)
-        self.broken: str | None = None
-        self.trouble: Trouble | None = None
-        self.inherited = False
         self.device_calls: dict[str, DeviceCalls] = {}
         self.awaited_messages: list[Any] = []
         self._index, self._opened = 0, -1
@@ -116,45 +97,13 @@ class GroupState:
         """Return the group as rings describe it."""
         return RingGroup.of(self.pg, self.ranks)
 
-    def fall_into(self, trouble: Trouble) -> None:
-        """Refuse further calls: the first raises ``trouble`` itself."""
-        if self.broken is None:
-            self.broken, self.trouble = trouble.short, trouble
-
-    def check(self) -> None:
-        """Raise what is wrong with the group.
-
-        Raises:
-            BackendUnavailableError: this is a forked child.
-            BrokenGroupError: the group failed.
-            CollectiveMismatchError, PeerLostError: the watch has found the group's ranks in trouble since the last
-                call.
-        """
-        if self.broken is not None:
-            self.check_process()
-            trouble, self.trouble = self.trouble, None
-            if trouble is not None:
-                raise trouble.kind(
-                    f"{self} cannot go on, as seen by rank {self.ranks[self.rank]}: {trouble.text}. The group cannot "
-                    f"be used any more: {self.how_to_go_on()}"
-                )
-            raise BrokenGroupError(
-                f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
-                f"{self.how_to_go_on()}"
-            )
-
-    def check_process(self) -> None:
-        """Refuse a forked child.
-
-        Raises:
-            BackendUnavailableError: this is a forked child.
-        """
-        if self.inherited:
-            raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
+    def give_up(self, reason: str) -> None:
+        # The call that fails last names itself, where the watch knew the cause alone.
+        self.broken, self._trouble = reason, None
 
     def inherit(self) -> None:
-        """Refuse communication: this is a forked child, which has none of the group's threads and connections."""
-        self.broken, self.inherited = IN_FORKED_CHILD, True
+        super().inherit()
+        self.broken = IN_FORKED_CHILD
 
     def timeout_s(self) -> float | None:
         """Return the group's timeout in seconds; None where its library does not expose it."""
@@ -162,7 +111,6 @@ class GroupState:
         return None if timeout is None else timeout.total_seconds()
 
     def how_to_go_on(self) -> str:
-        """Return the remedy after the group failed."""
         return remedy(self.name)
 
     def position(self, global_rank: int | None, group_rank: int | None) -> int:

@@ -24,12 +24,13 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.log import logger
 from comm_utils.torch_support import group_state
+from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL
 from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_creation import GroupMaker
-from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, GroupState
+from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available
 from comm_utils.torch_support.observed_world import begin_world, end_world
 from comm_utils.watch.trouble import Trouble
@@ -298,8 +299,7 @@ class ProcessGroups:
                     WATCH.found(state.name, _overdue(state, age_s, limit_s))
 
     def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
-        state = self._state(group)
-        state.broken, state.trouble = reason, None
+        self._state(group).give_up(reason)
         self.fast_paths.clear()
 
     def _failure(self, operation: str, state: GroupState, error: BaseException) -> BaseException:
@@ -326,7 +326,7 @@ class ProcessGroups:
         if kind is BackendUnavailableError:
             return self._lacking(name, short, state)
         trouble = _cause(state.for_diagnosis(), kind is CommTimeoutError)
-        state.broken, state.trouble = f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}", None
+        state.give_up(f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}")
         self.fast_paths.clear()
         limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
         rank, of_call = state.ranks[state.rank], self._limit is not None
@@ -342,7 +342,7 @@ class ProcessGroups:
 
     def _lacking(self, name: str, short: str, state: GroupState) -> CommError:
         """Return the error where this process has no memory, thread or descriptor for a call."""
-        state.broken, state.trouble = f"{name}: {short}", None
+        state.give_up(f"{name}: {short}")
         self.fast_paths.clear()
         failure = BackendUnavailableError(
             f"{name} on {state} failed on rank {state.ranks[state.rank]}, whose process lacks what the call needs: "
