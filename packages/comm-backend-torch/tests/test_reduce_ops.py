@@ -9,8 +9,8 @@ import torch
 import torch.distributed as c10d
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.reduce_ops import C10D_OPS
 from comm_utils import ArgumentError, ArgumentTypeError, ReduceOp, parse_reduce_op
+from comm_utils.torch_support.c10d_ops import C10D_OPS
 
 USABLE = [op for op in ReduceOp if op is not ReduceOp.UNUSED]
 by_op = pytest.mark.parametrize("op", USABLE, ids=lambda op: op.name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from comm_utils.torch_support.fast_arguments import are_disjoint
 from comm_utils.torch_support.flattening import unflatten
 
 __all__ = ["for_reading", "for_writing", "unflatten_any"]
@@ -20,7 +21,7 @@ def for_reading(tensor: torch.Tensor, written: torch.Tensor | None = None, own_s
         own_slot: the element of ``written`` at which it may, because what arrives there is the input itself.
     """
     memory = _resolved(tensor).contiguous()
-    if written is None or memory is not tensor or not _overlap(memory, written):
+    if written is None or memory is not tensor or are_disjoint(memory, written):
         return memory
     if own_slot is not None and memory.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return memory
@@ -34,11 +35,6 @@ def _is_lazy(tensor: torch.Tensor) -> bool:
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg() if _is_lazy(tensor) else tensor
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    first, second = one.data_ptr(), other.data_ptr()
-    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:

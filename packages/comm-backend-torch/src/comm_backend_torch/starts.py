@@ -11,10 +11,10 @@ import torch
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.waits import how_to_wait
 from comm_utils.backend import Capabilities
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.c10d_ops import C10D_OPS
 from comm_utils.torch_support.fast_arguments import overwrites
 from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
 from comm_utils.torch_support.group_state import GroupState
@@ -90,7 +90,9 @@ def device_of_barrier(state: GroupState, device_ids: Sequence[int] | None = None
 
 
 def _options(kind: CallKind, of: type) -> Any:
-    options = set_async(of(), kind.async_op)
+    options = of()
+    if hasattr(options, "asyncOp"):  # whether a device's library leaves the current stream; since torch 2.7
+        options.asyncOp = kind.async_op
     if kind.op is not None:
         options.reduceOp = C10D_OPS[kind.op]
     if kind.root is not None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from comm_utils.torch_support.fast_arguments import are_disjoint
+
 __all__ = [
     "StagingBuffer",
-    "are_disjoint",
     "as_bytes",
     "concatenate",
     "contiguous",
@@ -145,12 +146,6 @@ def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
             buffer.copy_back()
 
     return finish
-
-
-def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two contiguous tensors of one device share no memory."""
-    start, first = one.data_ptr(), other.data_ptr()
-    return start + one.nbytes <= first or first + other.nbytes <= start
 
 
 def copy_if_overlapping(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = None) -> torch.Tensor:

@@ -16,14 +16,11 @@ import torch.distributed as c10d
 from comm_collectives import graph_breaks
 from comm_collectives.graph_operators import FORMS, ORDER
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.c10d_ops import C10D_OPS
 
 __all__ = ["call"]
 
-_C10D_OPS: dict[str, Any] = {
-    op.name.lower(): getattr(c10d.ReduceOp, op.name)
-    for op in ReduceOp
-    if op is not ReduceOp.UNUSED and hasattr(c10d.ReduceOp, op.name)
-}
+_C10D_OPS: dict[str, Any] = {op.name.lower(): one for op, one in C10D_OPS.items()}
 # torch 2.6 cannot pass an op of its own to a function that is asked while tracing.
 _ENUMERATORS_ARE_CONSTANTS = hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy")
 
