@@ -15,7 +15,7 @@ from typing import Any
 
 import torch._guards
 
-from comm_utils.flight_recorder.recorder import line_of_program
+from comm_utils.flight_recorder.call_sites import line_of_program
 
 __all__ = ["calling_from", "from_here", "traced_line"]
 

@@ -27,8 +27,8 @@ from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.fast_path import FastPath
+from comm_utils.flight_recorder.call_sites import line_of_program
 from comm_utils.flight_recorder.matching import at_caller
-from comm_utils.flight_recorder.recorder import line_of_program
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.group_names import name_of
 from comm_utils.operations.table import ROWS

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from time import perf_counter_ns
-from types import CodeType, FrameType
 from typing import Any
 
 from comm_utils import operations
+from comm_utils.flight_recorder.call_sites import CallSites
 from comm_utils.flight_recorder.directory import (
     RingFile,
     create_folder,
@@ -47,24 +47,16 @@ __all__ = [
     "FlightRecorder",
     "Kind",
     "Series",
-    "line_of_program",
-    "site_of",
 ]
 
 _PRIVATE_RECORDS = 64
 _OUR_THREADS = "comm-"
-# So many are remembered: kinds of calls, counters (of messages, one for each pair and tag), and places of programs.
-_MOST_KINDS, _MOST_SERIES, _MOST_SITES = 8192, 8192, 65536
-_LONGEST_SITE = 1000
+# So many are remembered: kinds of calls, and counters (of messages, one for each pair and tag).
+_MOST_KINDS, _MOST_SERIES = 8192, 8192
 # Entries are left out for so many groups at least, as all have to be read again then; those of the last calls stay, of
 # fewer calls where these need too much room.
 _LEAST_ENDED, _RECENT = 32, (128, 32, 8, 1)
 _UNCOUNTED = Uncounted()
-# The packages of this family: the caller is the first frame outside of them.
-_OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectives", "comm_orchestrator")
-# Generated heads of collectives have no name.
-_NAMELESS = "<head of comm_collectives."
-_TORCH = "torch"
 
 
 class FlightRecorder:
@@ -97,9 +89,8 @@ class FlightRecorder:
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._kind_entries: dict[tuple[Any, ...], int] = {}
         self._series: dict[tuple[Any, ...], Series] = {}
-        self.sites: dict[tuple[int, int], int] = {}
-        self._codes: list[CodeType] = []  # so that their ids stay theirs
-        self._callers: dict[str, int] = {}
+        self._call_sites = CallSites(memory, self._lock)
+        self.sites = self._call_sites.known
         self._threads: set[int] = set()
         self._counting = threading.Lock()
         #: Not empty once more than one thread has made calls.
@@ -364,58 +355,12 @@ class FlightRecorder:
                 words[LANE_WORD] = number
 
     def caller(self, depth: int) -> int:
-        """Return the entry of the innermost frame of the program, from ``depth`` frames above on.
-
-        Frames of this family of packages, and of torch, which calls hooks, are not the program's.
-        """
+        """Return the entry of the innermost frame of the program, from ``depth`` frames above on."""
         try:
             innermost = sys._getframe(depth + 1)
         except ValueError:  # called by no Python code, as at the end of the program
             return 0
-        frame: FrameType | None = innermost
-        sites = self.sites
-        while frame is not None:
-            code = frame.f_code
-            found = sites.get((id(code), frame.f_lasti))
-            if found is None:
-                found = self._learn_site(frame, code)
-            if found >= 0:
-                return found
-            frame = frame.f_back
-        return self._site_in_torch(innermost)
-
-    def _site_in_torch(self, innermost: FrameType) -> int:
-        """Return the entry of the innermost frame of torch, where a thread runs nothing else but our packages."""
-        frame: FrameType | None = innermost
-        while frame is not None:
-            if _package_of(frame) == _TORCH:
-                place = id(frame.f_code), -1 - frame.f_lasti  # which no frame has
-                found = self.sites.get(place)
-                return self._note_site(frame, frame.f_code, place) if found is None else found
-            frame = frame.f_back
-        return 0
-
-    def _learn_site(self, frame: FrameType, code: CodeType) -> int:
-        """Remember a place of a program: its entry, or -1 where it is in one of our packages or torch."""
-        return self._note_site(frame, code, (id(code), frame.f_lasti), _is_of_program(frame))
-
-    def _note_site(self, frame: FrameType, code: CodeType, place: tuple[int, int], is_program: bool = True) -> int:
-        if not is_program:
-            found = -1
-        else:
-            # Code that is compiled again and again, as cells of notebooks are, has the same text each time.
-            text = site_of(frame)
-            with self._lock:
-                found = self._callers.get(text, -1)
-                if found < 0:
-                    if len(self._callers) >= _MOST_SITES:
-                        return 0
-                    found = self._callers[text] = self._memory.add_entry(EntryType.CALLER, text)
-        if len(self.sites) >= _MOST_SITES:
-            return found
-        self._codes.append(code)
-        self.sites[place] = found
-        return found
+        return self._call_sites.entry(innermost)
 
     def failure(self, group: str, error: str, cause: str, ranks: Sequence[int] = ()) -> None:
         """Note an error that this rank raises; the ring then stays when the world ends.
@@ -438,28 +383,6 @@ class FlightRecorder:
             index = self._memory.add_entry(EntryType.FAILURE, content)
             if index:
                 self._failures[index] = group
-
-
-def _package_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
-
-
-def _is_of_program(frame: FrameType) -> bool:
-    package = _package_of(frame)
-    return package not in _OURS and package != _TORCH and not frame.f_code.co_filename.startswith(_NAMELESS)
-
-
-def site_of(frame: FrameType) -> str:
-    """Return where a frame is, as records have it."""
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"[-_LONGEST_SITE:]
-
-
-def line_of_program() -> str:
-    """Return the line of the program that this thread runs, as :meth:`FlightRecorder.caller` finds it; "" for none."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not _is_of_program(frame):
-        frame = frame.f_back
-    return "" if frame is None else site_of(frame)
 
 
 def own_identity() -> str:

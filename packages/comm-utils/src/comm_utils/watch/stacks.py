@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from comm_utils.flight_recorder.call_sites import site_of
 from comm_utils.flight_recorder.calls import Call
-from comm_utils.flight_recorder.recorder import RECORDER, site_of
+from comm_utils.flight_recorder.recorder import RECORDER
 
 __all__ = ["StackInRing", "calls_of_main_thread", "main_thread_place"]
 
