@@ -18,9 +18,15 @@ settings.register_profile("thorough", settings.get_profile("usual"), max_example
 settings.load_profile("usual")
 
 
+# What depends on how ranks start; of the others, fresh interpreters are slow.
+OF_THE_START = ("test_testing_cleanup", "test_testing_run_ranks", "test_testing_targets")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2].startswith("test_testing_"):
-        metafunc.parametrize("start_of_ranks", ["fresh", "forked"], indirect=True, scope="module")
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name.startswith("test_testing_"):
+        fresh = "fresh" if name in OF_THE_START else pytest.param("fresh", marks=pytest.mark.slow)
+        metafunc.parametrize("start_of_ranks", [fresh, "forked"], indirect=True, scope="module")
 
 
 @pytest.fixture(autouse=True, scope="module")
