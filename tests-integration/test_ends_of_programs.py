@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -34,9 +35,15 @@ def ends_beside_a_call(backend: str, pause_s: float, call: str) -> None:
         time.sleep(pause_s)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
-@pytest.mark.parametrize("call", ["all_reduce", "all_reduce_coalesced", "recv"])
-@pytest.mark.parametrize("pause_s", [0.0, 0.6])
+# Every backend, call and pause; their other combinations are slow, as each starts two interpreters.
+QUICK = [("gloo", "recv", 0.6), ("gloo", "all_reduce_coalesced", 0.0), ("ccl", "all_reduce", 0.6), ("ccl", "recv", 0.0)]
+EVERY = itertools.product(["gloo", "ccl"], ["all_reduce", "all_reduce_coalesced", "recv"], [0.0, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("backend", "call", "pause_s"),
+    [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.slow) for one in EVERY],
+)
 def test_a_program_ends_beside_a_call(
     rank_environment: dict[str, Any], backend: str, call: str, pause_s: float
 ) -> None:
@@ -84,8 +91,15 @@ sys.work = work if "work" in globals() else None
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
-@pytest.mark.parametrize("state", ["complete", "open"])
+@pytest.mark.parametrize(
+    ("backend", "state"),
+    [
+        ("gloo", "open"),
+        ("ccl", "complete"),
+        pytest.param("gloo", "complete", marks=pytest.mark.slow),
+        pytest.param("ccl", "open", marks=pytest.mark.slow),
+    ],
+)
 def test_a_handle_that_lives_until_the_end_of_the_program_is_no_trouble(
     backend: str, state: str, free_port: int
 ) -> None:

@@ -59,7 +59,7 @@ def main() -> None:
     print(json.dumps({"asked": len(asked), "seconds": seconds}))
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_silent_name_servers_delay_the_start_by_seconds_at_most(tmp_path: Path, servers: int) -> None:
     """By default, glibc waits 5 s for each of up to three servers, twice, and torch asks more than once."""
     if reason := cannot_isolate():

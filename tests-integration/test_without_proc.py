@@ -74,7 +74,7 @@ def run_ranks_without_proc(folder: Path, backend: str, size: int, **variables: s
     return [(one.returncode, *texts) for one, texts in zip(ranks, ended, strict=True)]
 
 
-@pytest.mark.parametrize(("backend", "size"), [("", 1), ("gloo", 2), ("ccl", 2)])
+@pytest.mark.parametrize(("backend", "size"), [("", 1), pytest.param("gloo", 2, marks=pytest.mark.slow), ("ccl", 2)])
 def test_ranks_start_and_communicate(empty: Path, backend: str, size: int) -> None:
     if backend == "ccl" and not ONECCL:
         pytest.skip("without shared memory ccl needs oneCCL")
