@@ -16,6 +16,7 @@ from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.file_store import check_private, own_file
 from comm_utils.errors import LaunchError
 from comm_utils.launch import LaunchInfo
+from comm_utils.testing import patience
 
 
 def of_job(**changes: object) -> LaunchInfo:
@@ -135,36 +136,36 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path) -> None:
         own_file(of_job(), {"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
-_RANK = """
-import os, sys, time
+# Two ranks that are killed, and two that end, forked from one process that has imported torch.
+_RANKS = """
+import os, sys
 from datetime import timedelta
 from comm_orchestrator.rendezvous import file_store
 from comm_utils.launch import LaunchInfo
-launch = LaunchInfo("torchrun", int(sys.argv[1]), 2, local_world_size=2, job_id="job")
-store, path = file_store.store_of_job(launch, os.environ, timedelta(seconds=30))
-store.set(sys.argv[1], "here")
-print(oct(path.stat().st_mode & 0o777), store.get(str(1 - launch.rank)).decode(), flush=True)
-sys.stdin.readline()
-if sys.argv[2] == "killed":
-    os._exit(1)
+for end in ("killed", "ended"):
+    for rank in range(2):
+        if os.fork() == 0:
+            launch = LaunchInfo("torchrun", rank, 2, local_world_size=2, job_id="job")
+            store, path = file_store.store_of_job(launch, os.environ, timedelta(seconds=30))
+            store.set(str(rank), "here")
+            said = end, oct(path.stat().st_mode & 0o777), store.get(str(1 - rank)).decode()
+            os.write(1, (" ".join(said) + "\\n").encode())  # in one piece, beside the other rank's
+            if end == "killed":
+                os._exit(0)
+            sys.exit()
+    assert os.wait()[1] == os.wait()[1] == 0
+    print("left:", sum(len(files) for _, _, files in os.walk(os.environ["XDG_RUNTIME_DIR"])) > 0, flush=True)
 """
 
 
-def _ranks(folder: Path, end: str) -> list[subprocess.Popen[str]]:
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    commands = [[sys.executable, "-c", _RANK, str(rank), end] for rank in range(2)]
-    return [subprocess.Popen(one, text=True, env=env, **pipes) for one in commands]  # type: ignore[call-overload]
-
-
 def test_processes_meet_in_it_and_nothing_stays(tmp_path: Path) -> None:
-    for end in ("killed", "ended"):  # what the killed ones leave does not disturb those that come next
-        ranks = _ranks(tmp_path, end)
-        assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["0o600 here\n"] * 2
-        for rank in ranks:
-            rank.communicate("\n")
-        left = [one.name for one in tmp_path.rglob("*")]
-        assert (left == []) == (end == "ended"), left
+    """What killed processes leave does not disturb those that come next."""
+    command, env = [sys.executable, "-c", _RANKS], {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120 * patience(), check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [*["killed 0o600 here"] * 2, "left: True", *["ended 0o600 here"] * 2, "left: False"]
+    assert done.stdout.splitlines() == lines
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_forked_child_leaves_its_parents_file(tmp_path: Path) -> None:
