@@ -1,10 +1,6 @@
-"""Ranks of these tests are forked from a process that has imported what all of them import."""
+"""How many examples Hypothesis tries. Few tests here have ranks, so that a server to fork them from does not pay."""
 
 from hypothesis import HealthCheck, settings
-
-from comm_utils.testing import preload
-
-preload("torch.distributed.tensor", "pytest", "hypothesis")
 
 # A busy machine is no reason to fail; `--hypothesis-profile=thorough` tries ten times as many examples.
 settings.register_profile("usual", deadline=None, suppress_health_check=[HealthCheck.too_slow])
