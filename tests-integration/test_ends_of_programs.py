@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 
 
 def ends_beside_a_call(backend: str, pause_s: float, call: str) -> None:
@@ -48,7 +48,7 @@ def test_a_program_ends_beside_a_call(
     rank_environment: dict[str, Any], backend: str, call: str, pause_s: float
 ) -> None:
     env = {**rank_environment, "COMM_TESTS_FORK": "0"}  # or the interpreter would not be taken apart
-    outcomes = run_ranks_outcomes(ends_beside_a_call, 2, backend, pause_s, call, env=env)
+    outcomes = run_ranks_outcomes(ends_beside_a_call, 2, backend, pause_s, call, env=env, timeout_s=60 * patience())
     assert [(one.status, one.exit_code, one.message) for one in outcomes] == [("returned", 0, "")] * 2
 
 
@@ -69,7 +69,7 @@ def ends_without_threads(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "ccl"])
 def test_a_world_ends_where_no_thread_can_be_started(backend: str) -> None:
-    run_ranks(ends_without_threads, 2, backend)
+    run_ranks(ends_without_threads, 2, backend, timeout_s=60 * patience())
 
 
 HANDLES = """
@@ -113,6 +113,11 @@ def test_a_handle_that_lives_until_the_end_of_the_program_is_no_trouble(
         )
         for rank in range(2)
     ]
-    ended = [(one.communicate(timeout=60)[1], one.returncode) for one in ranks]
+    try:
+        ended = [(one.communicate(timeout=60 * patience())[1], one.returncode) for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
     assert [code for _, code in ended] == [0, 0], ended
     assert not any("Traceback" in said or "ignored in" in said for said, _ in ended), ended
