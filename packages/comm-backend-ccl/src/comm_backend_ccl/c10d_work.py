@@ -70,7 +70,7 @@ class C10dWork(Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Return the group rank of a message's sender; -1 of other operations."""
+        """Return the group rank of a received message's sender; -1 of operations that consist of several."""
         return self._works[0].source_rank() if len(self._works) == 1 else -1
 
     _source_rank = source_rank

@@ -158,7 +158,7 @@ class Communicator(Group):
         if note is not None:
             work.note = note
         if operation in (Operation.SEND, Operation.RECEIVE):
-            work.peer = call.root
+            work.peer, work.is_receive = call.root, operation is Operation.RECEIVE
         return work
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp, watched: bool = False, name: str = "") -> CclWork:

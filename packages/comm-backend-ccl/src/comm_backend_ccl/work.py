@@ -90,6 +90,7 @@ class CclWork(Handle):
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         limit_s: how long that was.
         peer: the only other rank that it needs; None needs all, ``ANY_SOURCE`` one of them.
+        is_receive: it receives a message, whose sender ``source_rank()`` gives.
         note: of the call in the flight recorder, where the engine does not record it itself.
     """
 
@@ -98,6 +99,7 @@ class CclWork(Handle):
     end: float | None = None
     limit_s = 0.0
     peer: int | None = None
+    is_receive = False
     note: Note | None = None
     _failure: BaseException | None = None
     _missed_at: float | None = None
@@ -269,7 +271,7 @@ class CclWork(Handle):
 
     def source_rank(self) -> int:
         """Return the group rank of a message's sender; -1 before it is known."""
-        if self.peer is None:
+        if self.peer is None or not self.is_receive:
             return super().source_rank()
         if self.peer == ANY_SOURCE and self._handle is not None:
             return self._communicator.source(self._handle)
