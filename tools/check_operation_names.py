@@ -27,6 +27,7 @@ ALLOWED: Mapping[str, str] = {
     "comm_orchestrator/facade": "the façade",
     "comm_utils/flight_recorder/torch_matching.py": "the names of torch's flight recorder for them",
     "comm_utils/testing/conformance_calls.py": "what implementations are tested with",
+    "comm_utils/testing/conformance_collectives.py": "what implementations are tested with",
     "comm_utils/testing/conformance_fast_path.py": "what implementations are tested with",
     "comm_utils/testing/conformance_ranks.py": "what implementations are tested with",
     "comm_backend_ccl/arguments.py": "an implementation",

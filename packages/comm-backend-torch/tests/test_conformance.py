@@ -7,16 +7,20 @@ import torch
 
 from comm_backend_torch import TorchBackend
 from comm_utils.backend import Setup
+from comm_utils.operations import PRIMITIVES
 from comm_utils.testing import run_ranks_outcomes, sharing_device
 from comm_utils.testing.conformance import BackendConformance
 from comm_utils.testing.conformance_ranks import differing_calls
 from comm_utils.torch_support import initialization
+
+FAST_PATHS = PRIMITIVES - {"reduce_scatter_tensor"}
 
 
 class TestGloo(BackendConformance):
     provider = "comm_backend_torch:provider"
     backend_class = TorchBackend
     backend = "gloo"
+    fast_paths = FAST_PATHS
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_course_of_a_call(self, world_size: int) -> None:
@@ -32,6 +36,7 @@ class TestNccl(BackendConformance):
     backend_class = TorchBackend
     backend = "cpu:gloo,cuda:nccl"
     device = "cuda"
+    fast_paths = FAST_PATHS
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_course_of_a_call(self, world_size: int) -> None:

@@ -14,6 +14,8 @@ from comm_utils.testing.ranks import run_ranks, run_ranks_outcomes
 __all__ = ["BackendConformance"]
 
 _RANKS = "comm_utils.testing.conformance_ranks"
+_COLLECTIVES = "comm_utils.testing.conformance_collectives"
+_MESSAGES = "comm_utils.testing.conformance_messages"
 _CALLS = "comm_utils.testing.conformance_calls"
 _FAST_PATH = "comm_utils.testing.conformance_fast_path"
 
@@ -34,6 +36,7 @@ class BackendConformance:
         device: the kind of device on which tensors live.
         world_sizes: numbers of ranks to test with.
         env: environment of the ranks, beside this process's.
+        fast_paths: operations that are to have a fast path; others may go without.
         differences: operations whose parameters differ from the contract's on purpose, with the reason.
     """
 
@@ -43,13 +46,14 @@ class BackendConformance:
     device: ClassVar[str] = "cpu"
     world_sizes: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
     env: ClassVar[dict[str, Any]] = {}
+    fast_paths: ClassVar[frozenset[str]] = frozenset()
     differences: ClassVar[dict[str, str]] = {}
 
     def environment(self, world_size: int) -> dict[str, Any]:
         """Return the environment of so many ranks."""
         return self.env
 
-    def _run(self, target: str, world_size: int, module: str = _RANKS) -> None:
+    def _run(self, target: str, world_size: int, module: str = _RANKS, *args: object) -> None:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
         run_ranks(
@@ -58,6 +62,7 @@ class BackendConformance:
             self.provider,
             self.backend,
             self.device,
+            *args,
             timeout_s=120,
             env=self.environment(world_size),
         )
@@ -81,15 +86,15 @@ class BackendConformance:
 
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
     def test_native_reductions(self, world_size: int) -> None:
-        self._run("reductions", world_size)
+        self._run("reductions", world_size, _COLLECTIVES, self.fast_paths)
 
     @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
     def test_native_movements(self, world_size: int) -> None:
-        self._run("movements", world_size)
+        self._run("movements", world_size, _COLLECTIVES)
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
     def test_fast_path(self, world_size: int) -> None:
-        self._run("fast_path", world_size, _FAST_PATH)
+        self._run("fast_path", world_size, _FAST_PATH, self.fast_paths)
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_course_of_a_call(self, world_size: int) -> None:
@@ -101,11 +106,15 @@ class BackendConformance:
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_messages(self, world_size: int) -> None:
-        self._run("messages", world_size)
+        self._run("messages", world_size, _MESSAGES)
 
     @pytest.mark.parametrize("world_size", [1, 2, 4])
     def test_groups(self, world_size: int) -> None:
         self._run("groups", world_size)
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_state(self, world_size: int) -> None:
+        self._run("state", world_size)
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_calls_that_differ(self, world_size: int) -> None:

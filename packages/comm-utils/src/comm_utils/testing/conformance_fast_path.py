@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -10,19 +10,35 @@ from torch.distributed import ProcessGroup
 
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.testing.conformance_ways import some_ranks
 from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
 
 __all__ = ["fast_path", "not_plain"]
 
+#: The arguments that the detail of a fast path stands for.
+_DETAILS = {
+    "all_reduce": ("op",),
+    "reduce": ("dst", "op"),
+    "broadcast": ("src",),
+    "gather": ("dst",),
+    "scatter": ("src",),
+    "send": ("dst",),
+    "recv": ("src",),
+}
 
-def fast_path(provider: str, backend: str, device: str) -> None:
+
+def fast_path(provider: str, backend: str, device: str, expected: Collection[str]) -> None:
     """Do what the ordinary calls do, every time, with other tensors, and on a group of some ranks.
 
-    They refuse what is no plain tensor, having done nothing, and the cache is emptied with its group.
+    They refuse what is no plain tensor, having done nothing, and the cache is emptied with its group. Where there is no
+    fast path, an ordinary call takes its place: another rank may have one.
+
+    Args:
+        expected: operations that have a fast path.
     """
-    world = World(bring_up(provider, backend, device), device)
+    world = World(bring_up(provider, backend, device), device, expected)
     up = world.backend
-    members = [rank for rank in range(world.size) if rank != 1] if world.size > 2 else list(range(world.size))
+    members = some_ranks(world.size)
     _check(world, None, list(range(world.size)))
     _check_lists(world, None, list(range(world.size)))
     _check_refusals(world, None, list(range(world.size)))
@@ -31,7 +47,7 @@ def fast_path(provider: str, backend: str, device: str) -> None:
         _check(world, group, members)
         _check_lists(world, group, members)
         _check_refusals(world, group, members)
-        reduce = _made(up, "all_reduce", "sum", group)
+        reduce = up.fast_path("all_reduce", "sum", group) or _refuse
         up.fast_paths.synchronous["all_reduce", "sum", group] = reduce
         up.fast_paths.asynchronous["all_reduce", "sum", group] = reduce
         up.fast_paths.memo("conformance")["anything"] = 1
@@ -47,10 +63,26 @@ def fast_path(provider: str, backend: str, device: str) -> None:
     up.destroy_process_group()
 
 
-def _made(up: Any, operation: str, detail: object, group: ProcessGroup | None, async_op: bool = False) -> FastPath:
-    found: FastPath | None = up.fast_path(operation, detail, group, async_op)
-    assert found is not None, f"there is no fast path for {operation}"
-    return found
+def _refuse(*_: Any) -> Any:
+    return False
+
+
+def _made(world: World, operation: str, detail: object, group: ProcessGroup | None, async_op: bool = False) -> FastPath:
+    """Return the fast path, or an ordinary call where there is none."""
+    found = world.backend.fast_path(operation, detail, group, async_op)
+    assert found is not None or operation not in world.fast_paths, f"there is no fast path for {operation}"
+    if found is not None:
+        return found
+    details = detail if isinstance(detail, tuple) else (detail,)
+    named: dict[str, Any] = {"group": group, **dict(zip(_DETAILS.get(operation, ()), details, strict=False))}
+    if async_op:
+        named["async_op"] = True
+
+    def call(*tensors: Any) -> Any:
+        outcome = getattr(world.backend, operation)(*tensors, **named)
+        return outcome if async_op else True
+
+    return call
 
 
 def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None:
@@ -59,7 +91,7 @@ def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None
     # As a call that is checked in full does before there is a fast path: an engine may reserve memory at first.
     up.all_to_all_single(torch.empty(size, device=device), torch.empty(size, device=device), None, None, group)
     make: Callable[..., FastPath] = lambda operation, detail=None, async_op=False: _made(  # noqa: E731
-        up, operation, detail, group, async_op
+        world, operation, detail, group, async_op
     )
     sums = {op: make("all_reduce", op) for op in ("sum", ReduceOp.MAX)}
     started = make("all_reduce", "sum", True)
@@ -86,7 +118,10 @@ def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None
         assert work.result() is tensor
         tensor = own()
         assert reduce(tensor)
-        close(tensor, total if world.rank == root else mine.double(), f"fast reduce of {shape}")
+        if world.rank == root:
+            close(tensor, total, f"fast reduce of {shape}")
+        elif up.fast_path("reduce", (root, "sum"), group) is not None:
+            same(tensor, mine, f"tensor of another rank in a fast reduce of {shape}")
         tensor = own()
         assert broadcast(tensor)
         same(tensor, parts[-1], f"fast broadcast of {shape}")
@@ -196,8 +231,10 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
     """Call on every rank with what each has to refuse alone; what is sent then arrives as if nothing had been."""
     up, device, size = world.backend, world.device, len(members)
     root = members[0]
-    make: Callable[..., FastPath] = lambda operation, detail=None: _made(up, operation, detail, group)  # noqa: E731
-    started = _made(up, "all_reduce", "sum", group, True)
+    make: Callable[..., FastPath] = lambda operation, detail=None: (  # noqa: E731
+        up.fast_path(operation, detail, group) or _refuse
+    )
+    started = up.fast_path("all_reduce", "sum", group, True) or _refuse
     whole, part = torch.zeros(8 * size, device=device), torch.zeros(8, device=device)
     of_one: dict[str, FastPath] = {
         "all_reduce": make("all_reduce", "sum"),
@@ -214,7 +251,7 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
     for what, bad in not_plain(device):
         for name, call in of_one.items():
             assert not call(bad), f"the fast path of {name} takes a tensor {what}"
-        assert started(bad) is None, f"the asynchronous fast path takes a tensor {what}"
+        assert not started(bad), f"the asynchronous fast path takes a tensor {what}"
     refused: list[Any] = []
 
     def call_all(one: torch.Tensor) -> torch.Tensor:
@@ -232,5 +269,5 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
     assert not make("all_gather_into_tensor")(whole[:-1] if size > 1 else whole.new_zeros(9), part)
     assert not make("all_reduce", "sum")(torch.ones(2, 2, device=device)[:, :1]), "a column"
     tensor = torch.ones(8, device=device)
-    assert make("all_reduce", "sum")(tensor)
+    assert _made(world, "all_reduce", "sum", group)(tensor)
     assert tensor.tolist() == [float(size)] * 8, "a call that was refused did something"

@@ -7,81 +7,15 @@ import time
 from datetime import timedelta
 
 import torch
+import torch.distributed as c10d
 
+from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommTimeoutError, PeerLostError
-from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
+from comm_utils.testing.conformance_provider import load_provider
+from comm_utils.testing.conformance_ways import check_ended, some_ranks
+from comm_utils.testing.conformance_world import TIMEOUT, World, bring_up
 
-__all__ = ["asynchronous", "differing_calls", "groups", "lost_peer", "messages", "movements", "reductions"]
-
-
-def reductions(provider: str, backend: str, device: str) -> None:
-    """Every reducing operation is right for every pair of operation and dtype that the backend calls native."""
-    world = World(bring_up(provider, backend, device), device)
-    up = world.backend
-    for op, dtype in sorted(world.capabilities.reductions, key=str):
-        for n in (0, 1, 5, 1000):
-            parts = world.everyones(dtype, n * world.size)
-            expected = reference(op, parts)
-            what = f"{op.name} of {n} {dtype}"
-            tensor = world.mine(dtype, n * world.size)
-            assert up.all_reduce(tensor, op) is None
-            close(tensor, expected, f"all_reduce {what}")
-            tensor, fast = world.mine(dtype, n * world.size), up.fast_path("all_reduce", op)
-            assert fast is not None
-            if fast(tensor):
-                close(tensor, expected, f"fast all_reduce {what}")
-            else:
-                assert n == 0, f"there is no fast all_reduce {what}"
-            dst = world.size - 1
-            tensor = world.mine(dtype, n * world.size)
-            up.reduce(tensor, dst, op)
-            if world.rank == dst:
-                close(tensor, expected, f"reduce {what}")
-            elif world.capabilities.preserving_reduce:
-                assert torch.equal(tensor, world.mine(dtype, n * world.size)), (
-                    f"reduce {what} changed another rank's tensor"
-                )
-            if "reduce_scatter_tensor" in world.capabilities.operations:
-                source = world.mine(dtype, n * world.size)
-                output = torch.empty(n, dtype=dtype, device=device)
-                up.reduce_scatter_tensor(output, source, op)
-                close(output, expected[world.rank * n : (world.rank + 1) * n], f"reduce_scatter_tensor {what}")
-                same(source, world.mine(dtype, n * world.size).cpu(), "input of reduce_scatter_tensor")
-    up.destroy_process_group()
-
-
-def movements(provider: str, backend: str, device: str) -> None:
-    """Every dtype that the backend calls native arrives bit by bit through every moving operation."""
-    world = World(bring_up(provider, backend, device), device)
-    up, size, rank = world.backend, world.size, world.rank
-    for dtype in sorted(world.capabilities.dtypes, key=str):
-        for n in (0, 1, 7):
-            parts = world.everyones(dtype, n)
-            together = torch.cat(parts)
-            src = size - 1
-            tensor = world.mine(dtype, n)
-            up.broadcast(tensor, src)
-            same(tensor, parts[src], "broadcast")
-            flat = torch.empty(n * size, dtype=dtype, device=device)
-            up.all_gather_into_tensor(flat, world.mine(dtype, n))
-            same(flat, together, "all_gather_into_tensor")
-            outputs = [torch.empty(n, dtype=dtype, device=device) for _ in range(size)]
-            up.all_gather(outputs, world.mine(dtype, n))
-            same(torch.cat(outputs), together, "all_gather")
-            up.gather(world.mine(dtype, n), outputs if rank == src else None, src)
-            if rank == src:
-                same(torch.cat(outputs), together, "gather")
-            piece = torch.empty(n, dtype=dtype, device=device)
-            up.scatter(piece, [part.to(device) for part in parts] if rank == 0 else None, 0)
-            same(piece, parts[rank], "scatter")
-            sizes = [n + (sender + rank) % 2 for sender in range(size)]  # what rank r sends to rank s: n + (r + s) % 2
-            source = torch.cat([sample(dtype, (length,), 10 * rank + peer) for peer, length in enumerate(sizes)])
-            target = torch.empty(sum(sizes), dtype=dtype, device=device)
-            up.all_to_all_single(target, source.to(device), sizes, sizes)
-            expected = torch.cat([sample(dtype, (length,), 10 * peer + rank) for peer, length in enumerate(sizes)])
-            same(target, expected, "all_to_all_single")
-    up.barrier()
-    up.destroy_process_group()
+__all__ = ["asynchronous", "differing_calls", "groups", "lost_peer", "state"]
 
 
 def asynchronous(provider: str, backend: str, device: str) -> None:
@@ -92,8 +26,14 @@ def asynchronous(provider: str, backend: str, device: str) -> None:
     if world.rank == 0:
         work = up.all_reduce(tensor, "sum", None, True)
         assert work is not None
-        assert not work.is_completed()
-        assert work.exception() is None
+        barrier = up.barrier(None, True)
+        future = work.get_future()
+        assert barrier is not None
+        for under_way in (work, barrier):
+            assert not under_way.is_completed()
+            assert not under_way.is_success()
+            assert under_way.exception() is None
+        assert not future.done()
         for timeout_s in (0, 0.0005, 0.05):
             try:
                 work.wait(timeout_s)
@@ -103,12 +43,20 @@ def asynchronous(provider: str, backend: str, device: str) -> None:
         up.get_store(None).set("go", "1")
     else:
         up.get_store(None).wait(["go"], timedelta(seconds=30))
-        work = up.all_reduce(tensor, "sum", None, True)
+        work, barrier = up.all_reduce(tensor, "sum", None, True), up.barrier(None, True)
         assert work is not None
+        future = work.get_future()
+    [found] = future.wait()  # nobody has waited with the handle
+    assert found.data_ptr() == tensor.data_ptr(), "get_future() gives another tensor"
     assert work.wait(timedelta(seconds=30))
-    assert work.is_completed()
-    assert work.exception() is None
-    assert work.result() is tensor
+    check_ended(work, tensor, device, "all_reduce")
+    check_ended(barrier, None, device, "barrier")
+    try:
+        source = work.source_rank()
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError(f"source_rank() of an all_reduce returned {source}")
     assert torch.equal(tensor.cpu(), torch.full((10,), float(world.size)))
     first, second = torch.ones(3, device=device), torch.full((3,), 2.0, device=device)
     works = [up.all_reduce(one, "sum", None, True) for one in (first, second)]
@@ -120,65 +68,15 @@ def asynchronous(provider: str, backend: str, device: str) -> None:
     up.destroy_process_group()
 
 
-def messages(provider: str, backend: str, device: str) -> None:
-    """send, recv and their asynchronous forms; a handle tells by itself when a message has arrived."""
-    world = World(bring_up(provider, backend, device), device)
-    up, rank, size = world.backend, world.rank, world.size
-    after, before = (rank + 1) % size, (rank - 1) % size
-    for n in (0, 1, 1000):
-        received = torch.zeros(n, device=device)
-        send = up.isend(torch.full((n,), float(rank), device=device), after)
-        assert up.recv(received, before) == before
-        send.wait()
-        assert torch.equal(received.cpu(), torch.full((n,), float(before)))
-    if world.capabilities.messages_of_any_dtype:
-        for dtype in (torch.int16, torch.complex64, torch.float8_e5m2):
-            send = up.isend(torch.full((2, 3), float(rank), device=device).to(dtype), after)
-            moved = torch.zeros(2, 3, device=device).to(dtype)
-            up.recv(moved, before)
-            send.wait()
-            assert torch.equal(moved.view(torch.uint8), torch.full((2, 3), float(before)).to(dtype).view(torch.uint8))
-    received = torch.zeros(2, device=device)
-    receive = up.irecv(received, before)
-    assert not receive.is_completed()
-    try:
-        receive.wait(0.05)
-    except CommTimeoutError:
-        pass
-    else:
-        raise AssertionError("wait(0.05) returned although nothing was sent")
-    up.barrier()
-    send = up.isend(torch.full((2,), 7.0, device=device), after)
-    deadline = time.monotonic() + 30
-    while not receive.is_completed():  # nobody waits, and yet it becomes complete
-        assert time.monotonic() < deadline, "is_completed() never became true"
-    receive.wait()
-    send.wait()
-    assert received.tolist() == [7.0, 7.0]
-    if world.capabilities.any_source and rank == 0:
-        senders = {up.recv(received, None) for _ in range(size - 1)}
-        assert senders == set(range(1, size))
-    elif world.capabilities.any_source:
-        up.send(torch.ones(2, device=device), 0)
-    if world.capabilities.tags:
-        first, second = torch.zeros(1, device=device), torch.zeros(1, device=device)
-        works = [up.isend(torch.full((1,), float(tag), device=device), after, None, tag) for tag in (1, 2)]
-        up.recv(second, before, None, 2)
-        up.recv(first, before, None, 1)
-        for work in works:
-            work.wait()
-        assert (first.item(), second.item()) == (1.0, 2.0)
-    up.barrier()
-    up.destroy_process_group()
-
-
 def groups(provider: str, backend: str, device: str) -> None:
     """Members alone create groups; ranks and sizes are those of the group; a group can be destroyed and made again."""
     world = World(bring_up(provider, backend, device), device)
     up, rank, size = world.backend, world.rank, world.size
+    assert up.is_initialized()
     assert up.get_process_group_ranks(None) == list(range(size))
+    assert up.get_process_group_ranks(up.get_world_group()) == list(range(size))
     assert device in up.device_types(None)
-    members = [other for other in range(size) if other != 1] if size > 2 else list(range(size))
+    members = some_ranks(size)
     for time_ in (1, 2):
         if rank in members:
             group = up.create_group(members, f"conformance-{time_}")
@@ -196,6 +94,65 @@ def groups(provider: str, backend: str, device: str) -> None:
     up.barrier()
     up.destroy_process_group()
     assert not up.is_initialized()
+
+
+def state(provider: str, backend: str, device: str) -> None:
+    """Check what the backend says of itself and its groups, and that it serves a world that it did not initialise."""
+    world = World(bring_up(provider, backend, device), device)
+    up, members = world.backend, list(range(world.size))
+    assert up.get_timeout() == TIMEOUT, f"get_timeout: got {up.get_timeout()}; expected {TIMEOUT}, as at the start"
+    _check_empty_shared(world)
+    group = up.create_group(members, "conformance-broken")
+    up.all_reduce(torch.ones(2, device=device), "sum", group)
+    fast = up.fast_path("all_reduce", "sum", group)
+    if fast is not None:
+        up.fast_paths.synchronous["all_reduce", "sum", group] = fast
+    up.barrier()
+    up.mark_broken(group, "a step of conformance failed")
+    assert not up.fast_paths.synchronous, "the fast paths of a group outlive mark_broken"
+    try:
+        up.check_group(group)
+    except BrokenGroupError as error:
+        text = str(error)
+    else:
+        raise AssertionError("check_group raises nothing after mark_broken")
+    assert "a step of conformance failed" in text, f"the error does not give the reason: {text}"
+    up.check_group(None)
+    up.destroy_process_group(group)
+    up.barrier()
+    adopted = _adopted(provider)
+    if adopted is not None:
+        assert adopted.is_initialized()
+        assert adopted.get_process_group_ranks() == members
+        assert adopted.get_timeout() in (TIMEOUT, None), f"get_timeout of the adopted world: {adopted.get_timeout()}"
+        tensor = torch.ones(2, device=device)
+        adopted.all_reduce(tensor)
+        assert tensor.tolist() == [float(world.size)] * 2, "all_reduce of the adopted world"
+        up = adopted
+    up.barrier()
+    up.destroy_process_group()
+    assert not up.is_initialized()
+
+
+def _check_empty_shared(world: World) -> None:
+    up = world.backend
+    for shape, dtype in (((), None), ((0,), torch.int64), ((2, 3), None), ((5,), torch.float64)):
+        tensor = up.empty_shared(shape, dtype)
+        assert tensor.shape == shape, f"empty_shared of {shape}: got {tensor.shape}"
+        assert tensor.dtype == (dtype or torch.get_default_dtype()), f"empty_shared of {dtype}: got {tensor.dtype}"
+        assert tensor.is_cpu, "empty_shared: the tensor is not on the CPU"
+        assert tensor.is_contiguous(), "empty_shared: the tensor is not dense"
+        if "cpu" in up.device_types() and tensor.numel():
+            up.all_reduce(tensor.fill_(1))
+            assert bool((tensor == world.size).all()), f"all_reduce of a tensor of empty_shared: got {tensor}"
+
+
+def _adopted(provider: str) -> Backend | None:
+    """Return the backend by which the provider adopts the world that exists; None where it serves none of others."""
+    loaded, library = load_provider(provider), c10d.get_backend()
+    serves = loaded.adopts(library)
+    assert isinstance(serves, bool), f"adopts({library!r}) returned {serves!r:.80}"
+    return loaded.adopt() if serves else None
 
 
 def differing_calls(provider: str, backend: str, device: str) -> None:
@@ -224,7 +181,7 @@ def differing_calls(provider: str, backend: str, device: str) -> None:
 
 def lost_peer(provider: str, backend: str, device: str) -> None:
     """Check that the others get a ``CommError`` in time when the last rank ends, and that the group stays broken."""
-    world = World(bring_up(provider, backend, device, timeout_s=5.0), device)
+    world = World(bring_up(provider, backend, device, timedelta(seconds=5)), device)
     up = world.backend
     up.barrier()
     if world.rank == world.size - 1:

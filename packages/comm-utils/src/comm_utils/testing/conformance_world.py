@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import reduce
 
@@ -14,8 +14,10 @@ from comm_utils.backend import Backend, Capabilities, Setup
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.testing.conformance_provider import load_provider
 
-__all__ = ["TOLERANCES", "World", "bring_up", "close", "reference", "same", "sample"]
+__all__ = ["TIMEOUT", "TOLERANCES", "World", "bring_up", "close", "reference", "same", "sample"]
 
+#: Given at initialisation.
+TIMEOUT = timedelta(seconds=60)
 TOLERANCES: dict[torch.dtype, float] = {
     torch.bfloat16: 2e-2,
     torch.float16: 2e-3,
@@ -42,13 +44,13 @@ def own_device(kind: str) -> torch.device | None:
     return torch.device(kind, int(os.environ["LOCAL_RANK"]) % torch.get_device_module(kind).device_count())
 
 
-def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) -> Backend:
+def bring_up(provider: str, backend: str, device: str, timeout: timedelta = TIMEOUT) -> Backend:
     """Initialise ``backend`` among the ranks that the runner started."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
     store = TCPStore(os.environ["MASTER_ADDR"], port, world_size, rank == 0, timedelta(seconds=30))
     place = own_device(device)
-    setup = Setup(backend, rank, world_size, store, timedelta(seconds=timeout_s), place)
+    setup = Setup(backend, rank, world_size, store, timeout, place)
     return load_provider(provider).initialize(setup)
 
 
@@ -92,8 +94,10 @@ def close(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
 
 class World:
-    def __init__(self, backend: Backend, device: str) -> None:
-        self.backend = backend
+    """A world of one backend; ``fast_paths`` are the operations that are to have one."""
+
+    def __init__(self, backend: Backend, device: str, fast_paths: Collection[str] = ()) -> None:
+        self.backend, self.fast_paths = backend, fast_paths
         self.rank, self.size = backend.get_rank(None), backend.get_world_size(None)
         self.capabilities: Capabilities = backend.capabilities(None, device)
         self.device = device
