@@ -67,7 +67,11 @@ def providers_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# Each starts ranks: one of each test of the suite, and the others slow.
+QUICK = {test: fault for fault, (test, *_) in FAULTS.items()}.values()
+
+
+@pytest.mark.parametrize("fault", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in FAULTS])
 def test_a_fault_fails(fault: str) -> None:
     test, world_size, said = FAULTS[fault]
     with pytest.raises(RankFailure) as failure:
@@ -75,6 +79,7 @@ def test_a_fault_fails(fault: str) -> None:
     assert re.search(said, str(failure.value), re.MULTILINE), failure.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("test", "world_size"), sorted({one[:2] for one in FAULTS.values()}))
 def test_no_fault_passes(test: str, world_size: int) -> None:
     run("faultless", test, world_size)
