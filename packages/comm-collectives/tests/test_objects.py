@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -314,6 +315,25 @@ def test_reduce(numbers: list[Any], op: Any, expected: Any) -> None:
     outcomes = threads(3).run(lambda rank: objects.reduce_object(numbers[rank], 1, op))
     assert outcomes[0] is outcomes[2] is None
     assert str(outcomes[1]) == "nan" if expected == "nan" else outcomes[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "op", "expected"),
+    [
+        (np.int8(100), "sum", 300),
+        (np.int8(100), "avg", 100.0),
+        (np.uint64(2**63), "product", 2**189),
+        (np.float16(60000), "sum", 180000.0),
+        (np.complex64(2), "avg", 2 + 0j),
+        (np.bool_(True), "sum", 3),
+        (np.bool_(True), "band", True),
+        (np.timedelta64(2, "s"), "sum", np.timedelta64(6, "s")),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_reduce_of_numbers_of_numpy(number: Any, op: str, expected: Any) -> None:
+    result = threads(3).run(lambda rank: objects.reduce_object(number, 0, op))[0]
+    assert (type(result), result) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(

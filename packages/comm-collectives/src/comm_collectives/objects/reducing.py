@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial, reduce
@@ -48,8 +49,9 @@ def reduce_object(
     Numbers, and whatever a function combines, in rank order; tensors as ``comm_utils.kernels.reduce`` does.
 
     Args:
-        obj: for an ``op`` by name, a number on every rank, which follows Python's arithmetic, or a tensor of the same
-            shape and dtype on every rank; only read. For a callable, anything that can be sent.
+        obj: for an ``op`` by name, a number on every rank, which follows Python's arithmetic, also where it is one of
+            numpy's, or a tensor of the same shape and dtype on every rank; only read. For a callable, anything that
+            can be sent.
         dst: the global rank that gets the result.
         op: as for ``all_reduce``; or a function of two arguments, called on ``dst`` as in ``op(op(r0, r1), r2)``.
         allow_pickle: as for ``gather_object``.
@@ -63,6 +65,8 @@ def reduce_object(
         return None
     unpickle = resolve_allow_pickle(_CALL, allow_pickle)
     named = None if _is_function(op) else parse_reduce_op(op, _CALL)
+    if named is not None:
+        obj = _as_python(obj)
     root = group_rank_of(_CALL, "dst", backend, group, dst, None)
     detail = _CALLABLE if named is None else named.value
     check = None if named is None else partial(_check, named)
@@ -77,6 +81,12 @@ def _is_function(op: Any) -> bool:
     if not callable(op) or isinstance(op, ReduceOp) or op in (ReduceOp, torch.distributed.ReduceOp):
         return False
     return type(op).__module__.split(".")[0] != "torch"
+
+
+def _as_python(obj: Any) -> Any:
+    """Return a number of numpy's as Python's, which has no largest value; all else as it is."""
+    scalar: Any = getattr(sys.modules.get("numpy"), "generic", ())
+    return obj.item() if isinstance(obj, scalar) and obj.dtype.kind in "biufc" else obj
 
 
 def _check(op: ReduceOp, obj: Any) -> None:
