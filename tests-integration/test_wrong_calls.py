@@ -38,6 +38,7 @@ from wrong_calls.right import (  # noqa: E402
     call_both_sides,
     check_group_works,
     ones,
+    operation,
     peer,
     right,
 )
@@ -150,8 +151,12 @@ def problem_of(row: Row, group: Any, by_position: bool) -> str:
         row.around(run) if row.around else run(None)
         return found[0]
     if "object" in row.call:  # all ranks get an error before any raises
-        told = (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
-        return error_of(row.call, arguments, dist.ObjectExchangeError, told, by_position)
+        call, told = row.call, (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
+        if operation(call).pattern.is_message:
+            call = {"send": "recv", "recv": "send"}[call[:4]] + call[4:]
+            arguments = {**right(call, rank, 2), "group": group}
+            told = (f"rank {row.ranks[0]} ", "see the error ")
+        return error_of(call, arguments, dist.ObjectExchangeError, told, by_position)
     return ""
 
 

@@ -649,9 +649,9 @@ SPECIAL: dict[str, Row] = {
         (0,),
     ),
     "send_object_list-no-list": Row(
-        "send_object_list", lambda r, W: {"object_list": None}, TYPE, ("object_list: got", "expected a list")
+        "send_object_list", lambda r, W: {"object_list": None}, TYPE, ("object_list: got", "expected a list"), (0,)
     ),
     "recv_object_list-no-list": Row(
-        "recv_object_list", lambda r, W: {"object_list": "two"}, TYPE, ("object_list: got", "expected a list")
+        "recv_object_list", lambda r, W: {"object_list": "two"}, TYPE, ("object_list: got", "expected a list"), (0,)
     ),
 }

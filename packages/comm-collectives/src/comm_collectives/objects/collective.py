@@ -37,6 +37,7 @@ __all__ = [
     "allgather_object",
     "broadcast_object",
     "broadcast_object_list",
+    "check_list",
     "exchange_to_root",
     "gather_object",
     "root_of",
@@ -67,7 +68,7 @@ def all_gather_object(
     unpickle = resolve_allow_pickle(call, allow_pickle)
     channel = Channel(call, backend, group)
     object_list[:] = all_gather_over(
-        channel, obj, unpickle, lambda: _check_list(call, "object_list", object_list, channel.W)
+        channel, obj, unpickle, lambda: check_list(call, "object_list", object_list, channel.W)
     )
 
 
@@ -136,7 +137,7 @@ def gather_object(
 
     def check_arguments() -> None:
         if channel.rank == root:
-            _check_list(call, "object_gather_list", object_gather_list, channel.W)
+            check_list(call, "object_gather_list", object_gather_list, channel.W)
         elif object_gather_list:
             raise ArgumentError(
                 f"{call}: object_gather_list: got a list on a rank that is not dst; expected None there"
@@ -210,7 +211,7 @@ def broadcast_object_list(
         root,
         length,
         unpickle,
-        lambda: _check_list(call, "object_list", object_list),
+        lambda: check_list(call, "object_list", object_list),
     )
     if channel.rank != root:
         if type(received) is not list or len(received) != len(object_list):
@@ -293,13 +294,13 @@ def scatter_object_list(
     channel = Channel(call, backend, group)
 
     def check_arguments() -> None:
-        _check_list(call, "scatter_object_output_list", scatter_object_output_list)
+        check_list(call, "scatter_object_output_list", scatter_object_output_list)
         if not scatter_object_output_list:
             raise ArgumentError(
                 f"{call}: scatter_object_output_list: got an empty list; expected one entry to overwrite"
             )
         if channel.rank == root:
-            _check_list(call, "scatter_object_input_list", scatter_object_input_list, channel.W)
+            check_list(call, "scatter_object_input_list", scatter_object_input_list, channel.W)
 
     objects = scatter_object_input_list if channel.rank == root else None
     scatter_object_output_list[0] = _scatter(channel, objects, root, unpickle, check_arguments)
@@ -374,7 +375,8 @@ def _decode_all(channel: Channel, messages: list[memoryview], unpickle: bool) ->
     return [_decode(channel, message, rank, unpickle) for rank, message in enumerate(messages)]
 
 
-def _check_list(call: str, name: str, value: Any, length: int | None = None) -> None:
+def check_list(call: str, name: str, value: Any, length: int | None = None) -> None:
+    """Refuse what is no list, or not of ``length``."""
     if not isinstance(value, list):
         wanted = "a list" if length is None else f"a list of {length} entries, one for each rank of the group"
         raise ArgumentTypeError(f"{call}: {name}: got {shown(value)} of type {type(value).__name__}; expected {wanted}")

@@ -24,11 +24,11 @@ from comm_collectives.object_codec import (
     encode_object,
     resolve_allow_pickle,
 )
-from comm_collectives.objects.agreement import FAILED, Offer, check_offer, record_of
+from comm_collectives.objects.agreement import FAILED, MISUSED, Misuse, Offer, check_offer, record_of
 from comm_collectives.objects.channel import RECORD_NUMBERS, Channel, Inbox, outbox
-from comm_collectives.objects.collective import try_to_encode
+from comm_collectives.objects.collective import check_list, try_to_encode
 from comm_utils.backend import Backend
-from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
 
 __all__ = ["recv_object_list", "send_object_list"]
 
@@ -36,6 +36,7 @@ __all__ = ["recv_object_list", "send_object_list"]
 _TAGS = (0x6F626A31, 0x6F626A32, 0x6F626A33)
 _ACCEPTED, _REFUSED = 1, 0
 _CALL = "send_object_list"
+_NOT_SENT = {FAILED: "could not send the objects", MISUSED: "called with a wrong argument"}
 
 
 class _Peer:
@@ -108,23 +109,26 @@ def send_object_list(
         allow_pickle: pickle objects without an encoding; None uses the setting of ``set_object_policy``.
 
     Raises:
-        ArgumentTypeError: an object cannot be sent; ``dst`` gets an error too.
+        ArgumentTypeError: an object cannot be sent, or it is no list; ``dst`` gets an error too.
         ObjectExchangeError: ``dst`` does not accept.
     """
     backend = enter(_CALL, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(_CALL, allow_pickle)
-    _check_list(_CALL, object_list)
     position = group_rank_of(_CALL, "dst", backend, group, dst, group_dst)
     _check_peer(_CALL, "dst", backend, group, position)
     channel = Channel(_CALL, backend, group, device)
     peer = _Peer(channel, position, use_batch)
-    message, failure = try_to_encode(lambda: encode_object(object_list, unpickle, call=_CALL, name="object_list"))
+    message, failure = try_to_encode(
+        lambda: encode_object(object_list, unpickle, call=_CALL, name="object_list"),
+        lambda: check_list(_CALL, "object_list", object_list),
+    )
     sent = None if message is None else [message]
-    peer.send_numbers(record_of(_CALL, -1, len(object_list), sent, unpickle), 0)
+    length = len(object_list) if isinstance(object_list, list) else 0
+    peer.send_numbers(record_of(_CALL, -1, length, sent, unpickle, failure), 0)
     if failure is not None:
-        raise failure
+        raise failure.error if isinstance(failure, Misuse) else failure
     assert message is not None
     (answer,) = peer.recv_numbers(1, 1)
     if answer != _ACCEPTED:
@@ -154,6 +158,7 @@ def recv_object_list(
             ``set_object_policy`` says.
 
     Raises:
+        ArgumentTypeError: ``object_list`` is no list; the sender gets an error too.
         ObjectDecodeError: this rank does not accept the objects; the sender gets an error too.
         ObjectExchangeError: the sender could not send.
         CollectiveMismatchError: the sender's list has another length.
@@ -163,7 +168,6 @@ def recv_object_list(
     if backend is None:
         return -1
     unpickle = resolve_allow_pickle(call, allow_pickle)
-    _check_list(call, object_list)
     channel = Channel(call, backend, group, device)
     position = None
     if src is not None or group_src is not None:
@@ -176,11 +180,9 @@ def recv_object_list(
         )
     peer = _Peer(channel, position, use_batch)
     offered = Offer(*peer.recv_numbers(RECORD_NUMBERS, 0))
-    if offered.size == FAILED:
-        raise ObjectExchangeError(f"{call}: rank {peer.rank} could not send the objects; see the error of that rank")
-    mine = Offer(*record_of(_CALL, -1, len(object_list), [], unpickle))
-    refusal = _refusal(call, peer.rank, offered, mine)
-    peer.send_numbers([_ACCEPTED if refusal is None else _REFUSED], 1)
+    refusal = _refusal(call, peer.rank, offered, object_list, unpickle)
+    if offered.size not in _NOT_SENT:
+        peer.send_numbers([_ACCEPTED if refusal is None else _REFUSED], 1)
     if refusal is not None:
         raise refusal
     inbox = Inbox(offered.size, channel.device)
@@ -193,7 +195,17 @@ def recv_object_list(
     return peer.rank
 
 
-def _refusal(call: str, rank: int, offered: Offer, mine: Offer) -> Exception | None:
+def _refusal(call: str, rank: int, offered: Offer, object_list: Any, unpickle: bool) -> Exception | None:
+    try:
+        check_list(call, "object_list", object_list)
+    except ArgumentError as error:
+        return error
+    if offered.size in _NOT_SENT:
+        return ObjectExchangeError(
+            f"{call}: rank {rank} {_NOT_SENT[offered.size]}; see the error there. No object was delivered, and the "
+            "group stays usable"
+        )
+    mine = Offer(*record_of(_CALL, -1, len(object_list), [], unpickle))
     if offered.call != mine.call:
         return CollectiveMismatchError(f"{call}: rank {rank} called something else than send_object_list")
     if offered.detail != mine.detail:
@@ -202,11 +214,6 @@ def _refusal(call: str, rank: int, offered: Offer, mine: Offer) -> Exception | N
         )
     reason = check_offer(offered, mine)
     return None if reason is None else ObjectDecodeError(f"{call}: rank {rank} sends {reason}; no object was delivered")
-
-
-def _check_list(call: str, value: Any) -> None:
-    if not isinstance(value, list):
-        raise ArgumentTypeError(f"{call}: object_list: got a {type(value).__name__}; expected a list")
 
 
 def _check_peer(call: str, name: str, backend: Backend, group: ProcessGroup | None, position: int) -> None:
