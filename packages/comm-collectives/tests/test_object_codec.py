@@ -981,6 +981,26 @@ def test_keys_that_were_made_to_collide() -> None:
             decode_object(message)
 
 
+def test_what_no_receiver_accepts_is_not_encoded() -> None:
+    keys = [n * sys.hash_info.modulus for n in range(1500)]
+    for value in (dict.fromkeys(keys), set(keys), frozenset(keys), [Counter(keys)]):
+        with pytest.raises(ArgumentError, match="more than 1000 keys of one container share their hash"):
+            encode_object(value)
+        assert decode_object(encode_object(value, allow_pickle=True), allow_pickle=True) == value
+    for text_array in (numpy.array([0x110000], "<u4").view("<U1"), numpy.array([0x110000], ">u4").view(">U1")):
+        with pytest.raises(ArgumentError, match="an array of text with characters that do not exist"):
+            encode_object(text_array, allow_pickle=True)
+
+
+def test_truths_of_other_bytes_arrive_as_1() -> None:
+    raw = torch.tensor([0, 2, 255, 1], dtype=torch.uint8)
+    for value in (raw.view(torch.bool), raw.view(torch.bool)[::2], raw.numpy().view(bool), raw.numpy().view(bool)[1:]):
+        received = decode_object(encode_object(value))
+        assert received.tolist() == value.tolist()
+        assert torch.as_tensor(received).view(torch.uint8).max() == 1
+    assert raw.tolist() == [0, 2, 255, 1]
+
+
 MEASURE = """
 import gc, os, sys
 from argparse import Namespace

@@ -20,6 +20,7 @@ __all__ = ["READERS", "find_writer"]
 _DTYPE = re.compile(r"[<>|=][biufcSUmMV]\d+(\[\d*[a-zA-Zμ]+\])?")
 _MAX_DIMENSIONS = 64
 _LAST_CODE_POINT = 0x10FFFF
+_INVALID_TEXT = "an array of text with characters that do not exist"
 
 
 def find_writer(value: object) -> Write | None:
@@ -97,6 +98,10 @@ def _write_elements(writer: Writer, tag: Tag, array: numpy.ndarray[Any, Any]) ->
         writer.size(size)
     if array.nbytes:
         raw = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+        if array.dtype.kind == "b":
+            raw = (raw != 0).view(numpy.uint8)
+        if not _has_valid_text(raw.data, array.dtype):
+            raise Refused(f"got {_INVALID_TEXT}", wrong_kind=False, damaged=True)
         writer.part(raw.data, array.nbytes)
 
 
@@ -130,20 +135,21 @@ def _read_array(reader: Reader) -> numpy.ndarray[Any, Any]:
     if not dtype.itemsize:
         raise ObjectDecodeError("a numpy array has elements without bytes")
     memory = reader.take(prod(shape) * dtype.itemsize)
-    _check_elements(memory, dtype)
+    # Bytes that no element can have, on which numpy would fail later, or worse.
+    if dtype.kind == "b" and numpy.frombuffer(memory, numpy.uint8).max() > 1:
+        raise ObjectDecodeError("a bool array has bytes other than 0 and 1")
+    if not _has_valid_text(memory, dtype):
+        raise ObjectDecodeError(_INVALID_TEXT)
     return numpy.frombuffer(memory, dtype).reshape(shape).copy()
 
 
-def _check_elements(memory: memoryview, dtype: numpy.dtype[Any]) -> None:
-    """Refuse bytes that no element can have and on which numpy would fail later, or worse."""
+def _has_valid_text(memory: memoryview, dtype: numpy.dtype[Any]) -> bool:
     import numpy
 
-    if dtype.kind == "b" and numpy.frombuffer(memory, numpy.uint8).max() > 1:
-        raise ObjectDecodeError("a bool array has bytes other than 0 and 1")
-    if dtype.kind == "U":
-        points = numpy.frombuffer(memory, numpy.dtype(numpy.uint32).newbyteorder(dtype.byteorder))
-        if points.max() > _LAST_CODE_POINT:
-            raise ObjectDecodeError("an array of text has characters that do not exist")
+    if dtype.kind != "U":
+        return True
+    points = numpy.frombuffer(memory, numpy.dtype(numpy.uint32).newbyteorder(dtype.byteorder))
+    return bool(points.max() <= _LAST_CODE_POINT)
 
 
 def _read_scalar(reader: Reader) -> Any:

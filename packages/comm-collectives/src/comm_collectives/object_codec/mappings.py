@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
-from comm_collectives.object_codec.sequences import check_keys
+from comm_collectives.object_codec.sequences import COLLIDING, collide
 from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
 
 __all__ = ["READERS", "WRITERS"]
@@ -21,6 +21,8 @@ _FACTORIES: tuple[Callable[[], object] | None, ...] = (
 
 
 def _write_pairs(writer: Writer, mapping: Mapping[Any, Any]) -> None:
+    if collide(mapping):
+        raise Refused(COLLIDING, wrong_kind=False)
     writer.enter()
     writer.size(len(mapping))
     position, key = 0, None
@@ -46,7 +48,8 @@ def _read_pairs(reader: Reader) -> dict[Any, Any]:
     reader.enter()
     count = reader.count(2)
     keys = [reader.value() for _ in range(count)]
-    check_keys(keys)
+    if collide(keys):
+        raise ObjectDecodeError(COLLIDING)
     result = {key: reader.value() for key in keys}
     if len(result) != count:
         raise ObjectDecodeError("a dict has two equal keys")

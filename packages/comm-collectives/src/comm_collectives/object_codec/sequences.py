@@ -10,9 +10,10 @@ from typing import Any
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
 from comm_collectives.object_codec.wire import FILLER_BYTES, Read, Reader, Tag, Write, Writer
 
-__all__ = ["READERS", "WRITERS", "check_keys"]
+__all__ = ["COLLIDING", "READERS", "WRITERS", "collide"]
 
 _COLLISIONS = 1000
+COLLIDING = f"more than {_COLLISIONS} keys of one container share their hash with others"
 # Sequences of one kind of number are packed: a tenth of the time for a long list of losses.
 _PACKED_FROM = 4
 _PACKED = {
@@ -78,23 +79,25 @@ def _read_packed(code: str, kind: Callable[[Iterable[Any]], Any]) -> Read:
 
 def _set(tag: Tag) -> Write:
     def write(writer: Writer, items: Collection[Any]) -> None:
+        if collide(items):
+            raise Refused(COLLIDING, wrong_kind=False)
         writer.begin(tag)
         _write_items(writer, items, ".<element {}>")
 
     return write
 
 
-def check_keys(keys: Sequence[Hashable]) -> None:
-    """Refuse keys that were chosen to share one hash, with which a table of n keys takes n*n steps."""
-    if len(keys) - len(set(map(hash, keys))) > _COLLISIONS:
-        raise ObjectDecodeError(f"more than {_COLLISIONS} keys of one container share their hash with others")
+def collide(keys: Collection[Hashable]) -> bool:
+    """Return whether so many keys share one hash that they may be chosen: a table of n such keys takes n*n steps."""
+    return len(keys) > _COLLISIONS and len(keys) - len(set(map(hash, keys))) > _COLLISIONS
 
 
 def _read_set(tag: Tag, kind: Callable[[Iterable[Any]], Any]) -> Read:
     def read(reader: Reader) -> Any:
         reader.skip_filler(tag)
         items = _read_items(reader)
-        check_keys(items)
+        if collide(items):
+            raise ObjectDecodeError(COLLIDING)
         result = kind(items)
         if len(result) != len(items):
             raise ObjectDecodeError("a set has two equal elements")

@@ -63,7 +63,9 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     for size in tensor.shape:
         writer.size(size)
     if size_bytes:
-        writer.part(contiguous_elements(tensor).view(torch.uint8), size_bytes)
+        elements = contiguous_elements(tensor).view(torch.uint8)
+        # True can be any byte in memory that was written as another type; readers accept 1.
+        writer.part(elements.ne(0).view(torch.uint8) if tensor.dtype == torch.bool else elements, size_bytes)
 
 
 def _check_memory(tensor: torch.Tensor) -> None:
