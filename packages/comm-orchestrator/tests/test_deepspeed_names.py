@@ -112,8 +112,17 @@ def from_launcher() -> tuple[int, int, int]:
         (AZUREML, (3, 1, 4)),
         (SAGEMAKER, (5, 1, 6)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 0, 2)),
+        ({"LOCAL_RANK": "3"}, (0, 3, 1)),
+        ({"RANK": "1"}, (1, 0, 1)),
+        ({"WORLD_SIZE": "4"}, (0, 0, 4)),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, (0, 2, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, (1, 0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "LOCAL_RANK": "0"}, (1, 0, 4)),
     ],
-    ids=["nobody", "torchrun", "azureml", "sagemaker", "no-local-rank"],
+    ids=[
+        *("nobody", "torchrun", "azureml", "sagemaker", "no-local-rank"),
+        *("local-rank", "rank", "world-size", "local-rank-of-openmpi", "rank-of-openmpi", "mixed"),
+    ],
 )
 def test_what_the_launcher_says(
     environ: dict[str, str], variables: dict[str, str], found: tuple[int, int, int]
@@ -127,6 +136,9 @@ def test_what_the_launcher_says_is_no_number(environ: dict[str, str]) -> None:
     environ.update({**TORCHRUN, "RANK": "three"})
     with pytest.raises(dist.LaunchError, match="RANK"):
         dist.get_world_rank_from_launcher()
+    environ["LOCAL_RANK"] = "x"
+    with pytest.raises(dist.LaunchError, match="environment variable LOCAL_RANK: got 'x'; expected an integer"):
+        dist.get_local_rank_from_launcher()
 
 
 # --- variables that are set

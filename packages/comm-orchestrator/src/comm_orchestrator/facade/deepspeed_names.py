@@ -16,6 +16,7 @@ from comm_orchestrator import mpi, rank_discovery
 from comm_utils.backend import Work
 from comm_utils.errors import BackendUnavailableError, LaunchError
 from comm_utils.launch import LaunchInfo, azureml, discover, mpi_launcher, sagemaker, with_plugins
+from comm_utils.launch.info import integer
 from comm_utils.log import logger
 
 __all__ = [
@@ -192,30 +193,41 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def get_local_rank_from_launcher() -> int:
-    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation.
+    """Return ``LOCAL_RANK``, else what the launcher's variables say; 0 where there are none. Needs no initialisation.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other.
+        LaunchError: the variable is no integer, or the launcher's variables contradict each other.
     """
-    return discover(os.environ, with_plugins()).local_rank or 0
+    return _from_launcher("local_rank", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def get_world_rank_from_launcher() -> int:
-    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation.
+    """Return ``RANK``, else what the launcher's variables say; 0 where there are none. Needs no initialisation.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other.
+        LaunchError: the variable is no integer, or the launcher's variables contradict each other.
     """
-    return discover(os.environ, with_plugins()).rank
+    return _from_launcher("rank", "RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def get_world_size_from_launcher() -> int:
-    """Return the value of the launcher's variables; 1 where there are none. Needs no initialisation.
+    """Return ``WORLD_SIZE``, else what the launcher's variables say; 1 where there are none. Needs no initialisation.
 
     Raises:
-        LaunchError: the launcher's variables contradict each other.
+        LaunchError: the variable is no integer, or the launcher's variables contradict each other.
     """
-    return discover(os.environ, with_plugins()).world_size
+    return _from_launcher("world_size", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def _from_launcher(field: str, *variables: str) -> int:
+    """Return the first of DeepSpeed's ``variables`` that is set, else ``field`` of what a launcher says."""
+    for variable in variables:
+        if variable in os.environ:
+            return integer(os.environ, variable)
+    # RANK or WORLD_SIZE alone, or without LOCAL_RANK, say nothing about this field.
+    others = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    found: int | None = getattr(discover(others, with_plugins()), field)
+    return found or 0
 
 
 def mpi_discovery(distributed_port: int = 29500, verbose: bool = True) -> None:
