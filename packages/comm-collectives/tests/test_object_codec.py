@@ -838,6 +838,40 @@ def test_a_pickle_is_limited_in_size_and_may_fail() -> None:
         decode_object(message[:-4], allow_pickle=True)
 
 
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise UnreadableError
+
+
+class Raising:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return _raise, (self.error,)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def test_whatever_a_pickle_raises_is_an_error_of_its_object() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"either \(UnreadableError without a readable message"):
+        encode_object(Unpicklable(), allow_pickle=True)
+    for error, text in ((UnreadableError(), "UnreadableError without"), (SystemExit("gone"), "SystemExit: gone")):
+        message = encode_object(Raising(error), allow_pickle=True)
+        with pytest.raises(ObjectDecodeError, match=f"rank 3 cannot be decoded: its pickle fails with {text}"):
+            decode_object(message, allow_pickle=True, source="rank 3")
+    message = encode_object(Raising(KeyboardInterrupt()), allow_pickle=True)
+    with pytest.raises(KeyboardInterrupt):
+        decode_object(message, allow_pickle=True)
+
+
 def test_the_policy() -> None:
     assert (object_policy().allow_pickle, object_policy().max_bytes) == (False, 1 << 30)
     try:

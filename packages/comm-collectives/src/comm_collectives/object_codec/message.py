@@ -103,8 +103,9 @@ def _pickle(obj: Any, call: str, name: str, limit: int) -> bytearray:
     try:
         message += pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # whatever the methods of the object's classes raise
-        reason = f"{type(error).__name__}: {error}"
-        raise ArgumentTypeError(f"{call}: {name}: has no encoding and cannot be pickled either ({reason})") from error
+        raise ArgumentTypeError(
+            f"{call}: {name}: has no encoding and cannot be pickled either ({_described(error)})"
+        ) from error
     if len(message) > limit:
         raise ArgumentError(
             f"{call}: {name}: its pickle has {len(message)} bytes; at most {limit} are sent (configuration key "
@@ -146,16 +147,19 @@ def decode_object(
                 raise ObjectDecodeError(f"{reader.left} bytes are left over")
         # Whatever the values in a hostile message make a constructor raise: it is the message that is wrong.
         except Exception as error:
-            reason = str(error) if isinstance(error, ObjectDecodeError) else _reason(error)
+            reason = str(error) if isinstance(error, ObjectDecodeError) else _described(error)
             raise ObjectDecodeError(f"at byte {HEADER_BYTES + reader.position} of {len(view)}: {reason}") from error
         return value
     except ObjectDecodeError as error:
         raise ObjectDecodeError(f"{source} cannot be decoded: {error}") from error.__cause__
 
 
-def _reason(error: Exception) -> str:
-    """Describe an error in one line; torch appends its stack to some, and numpy the values."""
-    first = str(error).partition("\n")[0]
+def _described(error: BaseException) -> str:
+    """Describe an error in one line; torch appends its stack to some, numpy the values, and ``__str__`` may raise."""
+    try:
+        first = str(error).partition("\n")[0]
+    except Exception:
+        return f"{type(error).__name__} without a readable message"
     return f"{type(error).__name__}: {first[:_REASON_SHOWN]}"
 
 
@@ -184,5 +188,5 @@ def _unpickle(body: memoryview, allowed: bool) -> Any:
         )
     try:
         return pickle.loads(body)
-    except Exception as error:  # whatever the classes in it raise
-        raise ObjectDecodeError(f"its pickle fails with {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the classes in it raise
+        raise ObjectDecodeError(f"its pickle fails with {_described(error)}") from error
