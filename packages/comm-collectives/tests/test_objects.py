@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from queue import SimpleQueue
@@ -301,6 +302,8 @@ def test_nothing_works_before_initialisation() -> None:
         ([1, float("nan"), 3], "max", "nan"),
         ([float("nan"), 2, 3], ReduceOp.MIN, "nan"),
         ([3, 1, 2], "min", 1),
+        ([Decimal(1), Decimal("nan"), Decimal(3)], "min", Decimal("nan")),
+        ([Decimal("nan"), Decimal(1), Decimal(3)], "max", Decimal("nan")),
         ([1, 3, 2], torch.distributed.ReduceOp.MAX, 3),
         ([6, 3, 10], "band", 2),
         ([6, 3, 8], "bor", 15),
@@ -314,7 +317,7 @@ def test_nothing_works_before_initialisation() -> None:
 def test_reduce(numbers: list[Any], op: Any, expected: Any) -> None:
     outcomes = threads(3).run(lambda rank: objects.reduce_object(numbers[rank], 1, op))
     assert outcomes[0] is outcomes[2] is None
-    assert str(outcomes[1]) == "nan" if expected == "nan" else outcomes[1] == expected
+    assert str(outcomes[1]).lower() == "nan" if str(expected).lower() == "nan" else outcomes[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -389,6 +392,23 @@ def test_objects_that_do_not_go_together() -> None:
         outcomes = backend.run(lambda rank, values=values: objects.reduce_object(values[rank], 0))
         assert "rank 1 of the group sent" in str(outcomes[0])
         assert outcomes[1] is None
+    still_works(backend)
+
+
+@pytest.mark.parametrize(
+    ("values", "op", "reason"),
+    [
+        ([1.5, Decimal(1)], "sum", "'sum' fails with TypeError for a Decimal of rank 1 of the group and a float of"),
+        ([Decimal(1), Decimal("snan")], "max", "'max' fails with InvalidOperation for a Decimal of rank 1"),
+        ([Decimal("9e999999")] * 2, "sum", "'sum' fails with Overflow for a Decimal of rank 1"),
+    ],
+)
+def test_numbers_that_do_not_go_together(values: list[Any], op: str, reason: str) -> None:
+    backend = threads(2)
+    outcomes = backend.run(lambda rank: objects.reduce_object(values[rank], 0, op))
+    assert isinstance(outcomes[0], ArgumentError)
+    assert reason in str(outcomes[0])
+    assert outcomes[1] is None
     still_works(backend)
 
 

@@ -106,13 +106,24 @@ def _takes(op: ReduceOp, number: Any) -> bool:
         _STEPS[op](number, number)
     except TypeError:
         return False
+    except ArithmeticError:  # of this value, which may never meet itself
+        return True
     return True
 
 
 def _combine(op: ReduceOp, objects: list[Any]) -> Any:
     if any(isinstance(obj, torch.Tensor) for obj in objects):
         return _combine_tensors(op, objects)
-    total = reduce(_STEPS[op], objects)
+    total = objects[0]
+    for rank, obj in enumerate(objects[1:], 1):
+        try:
+            total = _STEPS[op](total, obj)
+        except (ArithmeticError, TypeError) as error:
+            raise ArgumentError(
+                f"{_CALL}: obj: op {op.name.lower()!r} fails with {type(error).__name__} for {_described(obj)} of rank "
+                f"{rank} of the group and {_described(total)} of the ranks before it; expected numbers of one type "
+                "that it is defined for"
+            ) from error
     if op is not ReduceOp.AVG:
         return total
     try:
@@ -152,11 +163,11 @@ def _described(obj: Any) -> str:
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    return a if a <= b or a != a else b  # not-a-number wins, as in torch
+    return a if a != a or (b == b and a <= b) else b  # not-a-number wins, as in torch
 
 
 def _larger(a: Any, b: Any) -> Any:
-    return a if a >= b or a != a else b
+    return a if a != a or (b == b and a >= b) else b
 
 
 _STEPS: Mapping[ReduceOp, Callable[[Any, Any], Any]] = {
