@@ -160,6 +160,12 @@ def test_no_submodule_is_forgotten() -> None:
     assert set(run("-c", script).splitlines()[-1].split()) <= ours
 
 
+def test_no_transport_of_1_bit_optimizers_is_forgotten() -> None:
+    script = "import pkgutil, deepspeed.runtime.comm as c; print(*(m.name for m in pkgutil.iter_modules(c.__path__)))"
+    found = set(run("-c", script).splitlines()[-1].split()) - {"coalesced_collectives", "utils"}
+    assert found <= {name.rpartition(".")[2] for name in COMPRESSED}
+
+
 def test_too_late() -> None:
     script = (
         "import deepspeed, comm_orchestrator.deepspeed as r\ntry: r.replace_comm()\nexcept RuntimeError as e: print(e)"

@@ -20,6 +20,7 @@ __all__ = [
     "COMPRESSED",
     "ON_OTHER_DEVICES",
     "CompressedBackend",
+    "HcclBackend",
     "MpiBackend",
     "NcclBackend",
     "WeightQuantizer",
@@ -59,6 +60,10 @@ class NcclBackend(CompressedBackend):
     """:class:`CompressedBackend` by the name for ``"comm_backend_name": "nccl"``, DeepSpeed's default."""
 
 
+class HcclBackend(CompressedBackend):
+    """:class:`CompressedBackend` by the name for ``"comm_backend_name": "hccl"``."""
+
+
 class MpiBackend(CompressedBackend):
     """:class:`CompressedBackend` by the name for ``"comm_backend_name": "mpi"``.
 
@@ -87,6 +92,7 @@ class WeightQuantizer:
 #: modules of the 1-bit optimizers that are ours from then on, where the release has them, and what each one holds
 COMPRESSED: Mapping[str, type] = {
     "deepspeed.runtime.comm.compressed": CompressedBackend,
+    "deepspeed.runtime.comm.hccl": HcclBackend,
     "deepspeed.runtime.comm.mpi": MpiBackend,
     "deepspeed.runtime.comm.nccl": NcclBackend,
 }
