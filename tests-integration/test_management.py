@@ -64,7 +64,8 @@ def run_queries() -> dict[str, Any]:
         for one in (group, unsorted):
             dist.destroy_process_group(one)
     else:
-        for query in (dist.get_all_ranks_from_group, dist.get_process_group_ranks, dist.get_backend):
+        assert dist.get_all_ranks_from_group(group) == []
+        for query in (dist.get_process_group_ranks, dist.get_backend):
             assert "not a member" in str(caught(dist.ArgumentError, query, group))
         assert "not a member" in str(caught(dist.ArgumentError, dist.get_global_rank, group, 0))
         assert "not a member" in str(caught(dist.ArgumentError, dist.get_group_rank, group, 0))

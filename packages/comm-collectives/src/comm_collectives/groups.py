@@ -119,17 +119,17 @@ def get_process_group_ranks(group: Group = None) -> list[int]:
 
 
 def get_all_ranks_from_group(group: Group = None) -> list[int]:
-    """Return :func:`get_process_group_ranks`; DeepSpeed's name of it.
+    """Return :func:`get_process_group_ranks`; DeepSpeed's name of it. The list is empty where this rank is no member.
 
     Args:
         group: a process group; None is the world group.
 
     Raises:
         NotInitializedError: nothing is initialised, or the group was destroyed.
-        ArgumentError: this rank is not a member of ``group``.
         ArgumentTypeError: ``group`` is no process group.
     """
-    return members("get_all_ranks_from_group", group)
+    call = "get_all_ranks_from_group"
+    return members(call, group) if is_member(call, group) else []
 
 
 @with_keyword_errors
