@@ -645,6 +645,7 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
         another_function()
         another_function()
         callers = [(name.partition(" | ")[2], sizes[16]["count"]) for name, sizes in recorded().items()]
+        assert dist.get_logged_comm_ops() == sorted(recorded())
     with observing(verbose=True), logged() as log:
         some_function()
     return chosen, callers, [message for _, message in log.lines]

@@ -124,7 +124,7 @@ BETTER: dict[str, str] = {
     "init_process_group": "as `init_distributed`; the backend is chosen and agreed where none is named",
     "irecv": "returns at once",
     "isend": "returns at once",
-    "log_summary": "algbw and busbw as nccl-tests define them; medians and minima besides",
+    "log_summary": "waits only with `show_straggler`; algbw and busbw as nccl-tests define them; medians and minima",
     "monitored_barrier": "on every backend; the group stays usable",
     "mpi_discovery": "without mpi4py a message that says what to install",
     "new_group": "by all ranks or by the members alone; the timeout of the start is inherited",

@@ -22,7 +22,7 @@ from comm_utils.observability.traces.events import Event, Operation, RankTrace
 from comm_utils.observability.traces.waiting import Account, Key, Share, Straggler, account
 from comm_utils.sizes import bandwidth, format_size
 
-__all__ = ["everyones_account", "log_summary"]
+__all__ = ["everyones_account", "log_summary", "logged_name"]
 
 _CALL = "log_summary"
 _T = TypeVar("_T")
@@ -141,14 +141,18 @@ def _key(plain: Sequence[Any]) -> Key:
     return Key(name, operation, size, tuple(ranks), caller, method)
 
 
+def logged_name(name: str, caller: str) -> str:
+    """Return the name of an operation in DeepSpeed's form, with the caller where one was recorded."""
+    return f"{name} | [Caller Func: {caller}]" if caller else name
+
+
 def _by_name(
     found: Sequence[tuple[str, str, int, _T]], numbers: Callable[[list[_T]], dict[str, Any]]
 ) -> dict[str, Any]:
     """``{name: {size: numbers}}``; what differs in nothing that DeepSpeed tells apart is taken together."""
     named: dict[str, dict[int, list[_T]]] = {}
     for name, caller, size, one in found:
-        title = f"{name} | [Caller Func: {caller}]" if caller else name
-        named.setdefault(title, {}).setdefault(size, []).append(one)
+        named.setdefault(logged_name(name, caller), {}).setdefault(size, []).append(one)
     return {
         name: {
             size: {**numbers(same), "msg_size_bytes": size, "msg_size_str": format_size(size)}

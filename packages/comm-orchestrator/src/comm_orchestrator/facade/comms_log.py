@@ -320,5 +320,5 @@ def get_comm_operation_count() -> int:
 
 
 def get_logged_comm_ops() -> list[str]:
-    """Return the names under which the comms logger has recorded operations, sorted."""
-    return sorted({row.name for row in _Log.comms.rows()})
+    """Return the names under which the comms logger has recorded operations, as in :func:`log_summary`, sorted."""
+    return sorted({summary.logged_name(row.name, row.caller) for row in _Log.comms.rows()})
