@@ -25,6 +25,7 @@ from comm_collectives.object_codec import (
     object_policy,
     set_object_policy,
 )
+from comm_collectives.objects import channel as transport
 from comm_collectives.objects.agreement import record_of
 from comm_collectives.objects.channel import INLINE_BYTES, Channel
 from comm_utils.active import active_backend
@@ -429,6 +430,48 @@ def exchange_a_fraction(config: Any) -> Any:
 )
 def test_settings(rank_environment: dict[str, Any], env: dict[str, Any], config: Any, expected: list[Any]) -> None:
     assert run_ranks(exchange_a_fraction, 2, config, env={**rank_environment, **env}) == expected
+
+
+def run_out_of_memory(call: str) -> tuple[str, str, float]:
+    dist.init_distributed(dist_backend="gloo", verbose=False)
+    text = "x" * 5000
+    inbox = transport.Inbox
+    calls: dict[str, Callable[[], Any]] = {
+        "allgather_object": lambda: dist.allgather_object(text),
+        "gather_object": lambda: dist.gather_object(text, [None] * 2 if dist.get_rank() == 1 else None, 1),
+        "broadcast_object": lambda: dist.broadcast_object(text, 0),
+    }
+
+    def no_memory(size_bytes: int, device: torch.device) -> transport.Inbox:
+        if size_bytes >= len(text):
+            raise MemoryError("none left")
+        return inbox(size_bytes, device)
+
+    if dist.get_rank() == 1:
+        transport.Inbox = no_memory  # type: ignore[assignment, misc]
+    found = []
+    began = time.monotonic()
+    for next_call in (calls[call], dist.barrier):
+        try:
+            next_call()
+        except dist.CommError as error:
+            found.append(f"{type(error).__name__}: {error}")
+        else:
+            found.append("fine")
+    took_s = time.monotonic() - began
+    dist.destroy_process_group()
+    return found[0], found[1], took_s
+
+
+@pytest.mark.parametrize("call", ["allgather_object", "gather_object", "broadcast_object"])
+def test_a_rank_without_memory_breaks_the_group_at_once(rank_environment: dict[str, Any], call: str) -> None:
+    found = run_ranks(run_out_of_memory, 2, call, timeout_s=120, env=rank_environment)
+    (sender, sender_later, took_s), (receiver, later, _) = found
+    assert receiver.startswith(f"BrokenGroupError: {call}: the delivery of objects raised MemoryError: none left")
+    assert later.startswith("BrokenGroupError")
+    # Where the library buffers what it sends, the next call is the first to fail.
+    assert f"rank 1 gave up in {call}" in f"{sender}\n{sender_later}"
+    assert took_s < 60
 
 
 def test_errors_are_what_callers_catch() -> None:

@@ -833,6 +833,26 @@ def test_a_wrong_list_on_either_side_of_a_message(src: int | None) -> None:
     still_works(backend)
 
 
+def test_a_receiver_without_memory_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = threads(2)
+
+    def exchange() -> list[Any]:
+        return backend.run(
+            lambda rank: objects.recv_object_list([None], 0) if rank else objects.send_object_list(["x"], 1)
+        )
+
+    def no_memory(size_bytes: int, device: torch.device) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(objects.point_to_point, "Inbox", no_memory)
+        outcomes = exchange()
+    assert kinds(outcomes) == ["ObjectExchangeError", "ObjectDecodeError"]
+    assert "rank 0 sends 35 bytes, for which this rank has no memory (MemoryError)" in str(outcomes[1])
+    assert exchange() == [None, 0]
+    still_works(backend)
+
+
 def test_arguments_that_only_several_ranks_can_get_wrong() -> None:
     outcomes = threads(2, BYTES_ONLY).run(lambda rank: objects.recv_object_list([None]))
     assert "cannot receive from any source" in str(outcomes[0])

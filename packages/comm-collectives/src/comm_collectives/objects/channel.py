@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from struct import Struct
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.failed_steps import breaking
 from comm_collectives.memory import as_bytes
 from comm_collectives.object_codec import ObjectDecodeError
 from comm_utils.backend import Backend
@@ -89,6 +91,10 @@ class Channel:
         self.backend.all_gather_into_tensor(inbox.tensor, outbox(mine, self.device), self.group)
         records = inbox.messages([len(mine)] * self.W)
         return [(_RECORD.unpack_from(one), one[_RECORD.size :]) for one in records]
+
+    def delivering(self) -> AbstractContextManager[None]:
+        """Break the group where this rank fails, as by lack of memory, to move what all ranks have agreed to move."""
+        return breaking(self.call, self.backend, self.group, what="the delivery of objects")
 
     def all_gather(self, message: bytearray, sizes: Sequence[int]) -> list[memoryview]:
         """Every rank's message on every rank."""

@@ -106,7 +106,8 @@ def all_gather_over(
     offers = agree(channel, record, message, failure, -1)
     messages = _inline(offers)
     if messages is None:
-        messages = channel.all_gather(message, [offer.size for offer in offers])
+        with channel.delivering():
+            messages = channel.all_gather(message, [offer.size for offer in offers])
     return _decode_all(channel, messages, unpickle)
 
 
@@ -175,7 +176,8 @@ def exchange_to_root(
     offers = agree(channel, record, message, failure, root, True)
     messages = _inline(offers)
     if messages is None:
-        messages = channel.gather(message, [offer.size for offer in offers], root)
+        with channel.delivering():
+            messages = channel.gather(message, [offer.size for offer in offers], root)
     return _decode_all(channel, messages, unpickle) if channel.rank == root else None
 
 
@@ -264,7 +266,8 @@ def _broadcast(
     offer = agree(channel, record, message, failure, root)[root]
     received = offer.message
     if received is None:
-        received = channel.broadcast(message, offer.size, root)
+        with channel.delivering():
+            received = channel.broadcast(message, offer.size, root)
     return obj if channel.rank == root else _decode(channel, received, root, unpickle)
 
 
@@ -322,7 +325,9 @@ def _scatter(
     assert messages is not None
     if channel.W == 1:
         return _decode(channel, memoryview(messages[0]), root, unpickle)
-    return _decode(channel, channel.scatter(messages, offers[root].size, root), root, unpickle)
+    with channel.delivering():
+        received = channel.scatter(messages, offers[root].size, root)
+    return _decode(channel, received, root, unpickle)
 
 
 def root_of(

@@ -181,11 +181,20 @@ def recv_object_list(
     peer = _Peer(channel, position, use_batch)
     offered = Offer(*peer.recv_numbers(RECORD_NUMBERS, 0))
     refusal = _refusal(call, peer.rank, offered, object_list, unpickle)
+    inbox = None
+    if refusal is None:
+        try:
+            inbox = Inbox(offered.size, channel.device)
+        except (MemoryError, RuntimeError) as error:
+            refusal = ObjectDecodeError(
+                f"{call}: rank {peer.rank} sends {offered.size} bytes, for which this rank has no memory "
+                f"({type(error).__name__}); no object was delivered"
+            )
     if offered.size not in _NOT_SENT:
-        peer.send_numbers([_ACCEPTED if refusal is None else _REFUSED], 1)
-    if refusal is not None:
+        peer.send_numbers([_REFUSED if inbox is None else _ACCEPTED], 1)
+    if inbox is None:
+        assert refusal is not None
         raise refusal
-    inbox = Inbox(offered.size, channel.device)
     peer.recv(inbox.tensor, 2)
     source = f"{call}: what rank {peer.rank} sent"
     received = decode_object(inbox.messages([offered.size])[0], unpickle, source=source)
