@@ -15,6 +15,7 @@ from comm_backend_ccl.work import ANY_SOURCE, CclWork, EngineHandle
 from comm_utils.backend import Capabilities
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 from comm_utils.torch_support.recorded_calls import Note
@@ -287,7 +288,7 @@ class Communicator(Group):
 
     def barrier(self, watched: bool = False, name: str = "") -> CclWork:
         """Complete when every rank has come."""
-        nothing = torch.empty(0, device="cpu")
+        nothing = factories.empty(0, device="cpu")
         return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched, name=name))
 
     def send(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0, name: str = "") -> CclWork:

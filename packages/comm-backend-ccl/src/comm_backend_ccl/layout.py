@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.fast_arguments import are_disjoint
 from comm_utils.torch_support.flattening import unflatten
 
@@ -41,9 +42,10 @@ def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor,
     """Contiguous memory for an output, and how to bring it to where it belongs."""
     if tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor, None
-    memory = (
-        _resolved(tensor).contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    )
+    if read:
+        memory = _resolved(tensor).contiguous()
+    else:
+        memory = factories.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     def finish() -> None:
         tensor.copy_(memory)

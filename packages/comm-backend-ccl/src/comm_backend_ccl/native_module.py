@@ -14,6 +14,7 @@ import torch
 
 from comm_backend_ccl.tables import OPS
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.plain_tensors import TRANSFORMS, is_intercepted
 
 __all__ = [
@@ -45,14 +46,14 @@ except ImportError as error:
 
 def _bind_torch() -> bool:
     """Show native code a few tensors, by which it verifies that it reads their memory as Python does."""
-    float32 = partial(torch.empty, dtype=torch.float32, device="cpu")  # whatever the defaults are
+    float32 = partial(factories.empty, dtype=torch.float32, device="cpu")  # whatever the defaults are
     resized = float32(8)
     resized.untyped_storage().resize_(4)
     with torch.inference_mode():
         made_there = float32(2)
     with torch.inference_mode(False):
         leaf = float32(3, requires_grad=True)
-    tensors = [leaf, torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized, made_there]
+    tensors = [leaf, factories.empty(40, dtype=torch.uint8, device="cpu")[8:], resized, made_there]
     codes = {torch.float32: 6, torch.uint8: 0}  # of c10::ScalarType
     probes = [
         (

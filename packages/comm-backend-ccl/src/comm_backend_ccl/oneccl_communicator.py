@@ -21,6 +21,7 @@ from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operat
 from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.breakable_group import IN_FORKED_CHILD
 from comm_utils.torch_support.connecting import Connecting
 from comm_utils.watch.trouble import Trouble
@@ -103,7 +104,7 @@ class OneCclCommunicator(Communicator):
 
     def _check_connections(self, group: oneccl_library.Group, connecting: Connecting) -> None:
         """Gather the ranks' numbers: a group that is connected wrongly would give wrong results, and no errors."""
-        mine, found = torch.tensor([self.ranks[self.rank]]), torch.full((self.size,), -1)
+        mine, found = factories.tensor([self.ranks[self.rank]]), factories.full((self.size,), -1)
         places = mine.data_ptr(), found.data_ptr()
         handle = oneccl_library.start(
             group, Operation.ALL_GATHER, *places, 1, ONECCL_DTYPES[torch.int64], kept=(mine, found)
@@ -162,7 +163,7 @@ class OneCclCommunicator(Communicator):
         operation, source, target = call.operation, call.source, call.target
         if operation is Operation.BARRIER:
             # oneCCL's own waits inside the call, without end where a rank is missing.
-            token = torch.zeros(1, dtype=torch.int32, device="cpu")
+            token = factories.zeros(1, dtype=torch.int32, device="cpu")
             return self._begin(Call(Operation.ALL_REDUCE, token, token, 1, watched=call.watched))
         if operation is Operation.SEND and call.tag:
             self._messages.send(source, call.root, call.tag)

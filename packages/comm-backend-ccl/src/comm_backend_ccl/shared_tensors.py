@@ -11,6 +11,7 @@ import torch
 
 from comm_backend_ccl import shared_memory
 from comm_utils.errors import BackendUnavailableError
+from comm_utils.torch_support import factories
 
 __all__ = ["empty_shared", "shared_memory_stats", "tensor_at"]
 
@@ -26,7 +27,7 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        return factories.empty(tuple(shape), dtype=dtype, device="cpu")
     if size > _MOST_BYTES:
         raise BackendUnavailableError(
             f"empty_shared: a tensor of shape {tuple(shape)} and {dtype} needs {size >> 20} MiB of shared memory, more "

@@ -13,6 +13,7 @@ import torch
 from comm_backend_ccl.communicator import Communicator
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 
 __all__ = ["all_reduce_sparse"]
 
@@ -39,8 +40,8 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
     indices, values = own.indices(), own.values()
     record = [own.sparse_dim(), own.dim(), *own.shape]
     # Of one size for all ranks, whatever the number of dimensions.
-    mine = torch.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64, device="cpu")
-    everyone = torch.empty(communicator.size, 2, dtype=torch.int64, device="cpu")
+    mine = factories.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64, device="cpu")
+    everyone = factories.empty(communicator.size, 2, dtype=torch.int64, device="cpu")
     communicator.all_gather(everyone, mine, name="all_reduce").wait()
     counts = everyone[:, 0].tolist()
     if len(set(everyone[:, 1].tolist())) != 1:

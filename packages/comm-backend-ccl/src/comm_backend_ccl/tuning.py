@@ -14,6 +14,7 @@ from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 
 __all__ = ["THOROUGH", "Effort", "measure", "quick", "transfer_profile", "tune"]
 
@@ -103,9 +104,9 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
             if size_bytes * communicator.size**2 > _MOST_GATHERED_BYTES:
                 return True
             data = _Buffers(
-                torch.zeros(elements, dtype=dtype),
-                torch.zeros(elements * communicator.size, dtype=dtype),
-                torch.zeros(elements // communicator.size, dtype=dtype),
+                factories.zeros(elements, dtype=dtype),
+                factories.zeros(elements * communicator.size, dtype=dtype),
+                factories.zeros(elements // communicator.size, dtype=dtype),
             )
             operations = _REDUCTIONS if dtype.itemsize == 2 else _REDUCTIONS | _MOVEMENTS
             for operation, start in operations.items():
@@ -119,7 +120,7 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
 
 def _touch_memory(communicator: SharedCommunicator) -> None:
     """Write to all of what the ranks share, as the first call that does so takes many times as long as later ones."""
-    data = torch.zeros(2 * _MOST_SHARED_BYTES, dtype=torch.uint8)
+    data = factories.zeros(2 * _MOST_SHARED_BYTES, dtype=torch.uint8)
     for root in range(communicator.size):
         communicator.broadcast(data, root).wait()
 

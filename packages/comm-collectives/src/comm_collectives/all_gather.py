@@ -31,6 +31,7 @@ from comm_collectives.memory import (
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.passed_tensors import passing_as
 
 __all__ = ["all_gather", "all_gather_into_tensor"]
@@ -190,7 +191,7 @@ def _all_gather_one(
         return None
     check_tensor("all_gather", "tensor", tensor, backend, group)
     native = backend.capabilities(group, tensor.device.type).dtypes
-    gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    gathered = factories.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     parts = list(gathered.unbind(0))
     chosen = selection.choose("all_gather", compression, tensor, None, group)
     if chosen is not None:

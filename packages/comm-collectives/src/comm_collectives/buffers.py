@@ -8,6 +8,7 @@ from types import TracebackType
 import torch
 
 from comm_collectives.memory import current_stream, used_here
+from comm_utils.torch_support import factories
 
 __all__ = ["Buffers"]
 
@@ -64,11 +65,11 @@ class Buffers:
         """Return ``count`` bytes, uint8, of any content, valid until they are given back."""
         size = _size_class(count)
         if size == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._device)
+            return factories.empty(0, dtype=torch.uint8, device=self._device)
         free = self._free.get(size)
         memory = free.pop() if free else self._from_earlier_calls(size)
         if memory is None:
-            memory = torch.empty(size, dtype=torch.uint8, device=self._device)
+            memory = factories.empty(size, dtype=torch.uint8, device=self._device)
         self._taken[memory.data_ptr()] = memory
         return memory[:count]
 

@@ -32,6 +32,7 @@ from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.group_names import name_of
 from comm_utils.operations.table import ROWS
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passing
 from comm_utils.torch_support.remedies import remedy
@@ -85,8 +86,8 @@ class CheckingBackend(BackendWrapper):
     def _exchanged(self, numbers: Sequence[int], group: ProcessGroup | None, device: torch.device) -> list[list[int]]:
         """Return what each rank of the group gives."""
         size = self.inner.get_world_size(group)
-        own = torch.tensor(numbers, dtype=torch.int64, device=device)
-        gathered = torch.empty(size * len(numbers), dtype=torch.int64, device=device)
+        own = factories.tensor(numbers, dtype=torch.int64, device=device)
+        gathered = factories.empty(size * len(numbers), dtype=torch.int64, device=device)
         # The exchanges of calls that differ are alike, so they do not differ as well.
         with reducing(None), passing(AS_IT_TRAVELS):
             self.inner.all_gather_into_tensor(gathered, own, group)
@@ -203,7 +204,7 @@ class CheckingBackend(BackendWrapper):
     def _announced(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the description of a message with ``tensor``."""
         numbers = Description.of_message(tensor).encoded()
-        return torch.tensor(numbers, dtype=torch.int64, device=tensor.device)
+        return factories.tensor(numbers, dtype=torch.int64, device=tensor.device)
 
     def _compare_message(
         self, tensor: torch.Tensor, announced: torch.Tensor, source: int, group: ProcessGroup | None

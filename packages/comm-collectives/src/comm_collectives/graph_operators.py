@@ -27,6 +27,7 @@ from comm_utils.errors import ArgumentError, NotInitializedError
 from comm_utils.operations import registry
 from comm_utils.operations.table import ROWS
 from comm_utils.operations.types import Argument, Form, OperationSpec, Role
+from comm_utils.torch_support import factories
 
 __all__ = ["FORMS", "ORDER", "define", "is_coalescing", "token_of"]
 
@@ -78,7 +79,7 @@ FORMS: dict[str, tuple[tuple[str, str], ...]] = {
 
 #: The tensor that orders the calls. No mode of the program that imports this has a say in it.
 with torch.inference_mode(False), torch.device("cpu"):
-    ORDER = torch.zeros(1)
+    ORDER = factories.zeros(1)
 
 _lock = threading.Lock()
 _library: Any = None

@@ -15,6 +15,7 @@ from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.operations import Direction, Role
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 
 __all__ = ["AUTO", "Call", "least_faster_size", "prepared_call", "whole_and_part"]
 
@@ -88,7 +89,7 @@ def _times(
         return of_each
 
     def slowest(rounds: list[list[float]]) -> list[list[float]]:
-        agreed = torch.tensor(rounds, dtype=torch.float64).to(device)
+        agreed = factories.tensor(rounds, dtype=torch.float64).to(device)
         backend.all_reduce(agreed, ReduceOp.MAX, group)
         return agreed.tolist()
 
@@ -104,8 +105,8 @@ def _times(
 
 def whole_and_part(size_bytes: int, ranks: int, device: torch.device = _CPU) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float32 zeros of about ``size_bytes``, (ranks * n,), and of one rank's part of that, (n,)."""
-    part = torch.zeros(size_bytes // 4 // ranks, dtype=torch.float32, device=device)
-    return torch.zeros(ranks * part.numel(), dtype=torch.float32, device=device), part
+    part = factories.zeros(size_bytes // 4 // ranks, dtype=torch.float32, device=device)
+    return factories.zeros(ranks * part.numel(), dtype=torch.float32, device=device), part
 
 
 def prepared_call(

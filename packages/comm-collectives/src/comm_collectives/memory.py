@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.fast_arguments import are_disjoint
 
 __all__ = [
@@ -123,7 +124,7 @@ class StagingBuffer:
         self._direct = tensor.is_contiguous() and writable and tensor.device == device
         if not self._direct:
             shape = tensor.shape if shaped else (tensor.numel(),)
-            self.memory = torch.empty(shape, dtype=tensor.dtype, device=device)
+            self.memory = factories.empty(shape, dtype=tensor.dtype, device=device)
         elif shaped:
             self.memory = tensor.detach() if tensor.requires_grad else tensor
         else:

@@ -23,6 +23,7 @@ from comm_collectives.memory import contiguous_elements
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.torch_support import factories
 
 __all__ = ["all_to_all_quant_reduce", "dequantize_weights", "quantize_weights"]
 
@@ -111,7 +112,7 @@ def _reduced(
     part = math.ceil(count / W)
     # What is between two stages is not rounded to 16 bits.
     dtype = torch.float32 if local is not None and between is not None else tensor.dtype
-    parts = torch.zeros(W * part, dtype=dtype, device=tensor.device)
+    parts = factories.zeros(W * part, dtype=dtype, device=tensor.device)
     parts[:count].copy_(contiguous_elements(tensor))
     if local is not None:
         # Of the parts of all hosts, those of one number together.
@@ -160,7 +161,7 @@ def dequantize_weights(quantized: torch.Tensor, scales: torch.Tensor, dtype: tor
     """
     count, groups = quantized.numel(), scales.numel()
     size = math.ceil(count / groups) if groups else 0
-    rows = torch.zeros(groups * size, dtype=torch.float32, device=quantized.device)
+    rows = factories.zeros(groups * size, dtype=torch.float32, device=quantized.device)
     rows[:count].copy_(quantized.reshape(-1))
     weights = (rows.view(groups, size) * scales.view(groups, 1)).view(-1)[:count].view(quantized.shape)
     return weights if dtype is None else weights.to(dtype)

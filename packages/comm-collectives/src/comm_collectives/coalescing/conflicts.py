@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from comm_utils.torch_support import factories
+
 __all__ = ["calls_conflict"]
 
 # Of one tensor; more take longer to be looked at than calls one by one take.
@@ -69,14 +71,14 @@ def _whole(tensor: torch.Tensor) -> Iterable[tuple[int, int]]:
 def _without_gaps(tensor: torch.Tensor) -> Iterable[tuple[int, int]]:
     """Return the bytes of each run of elements; all from the first to the last where runs are too many to look at."""
     size_bytes, run = tensor.element_size(), 1
-    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+    offsets = factories.zeros(1, dtype=torch.int64, device="cpu")
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if stride == run:
             run *= size
         elif stride:  # else the same elements again
             if offsets.numel() * size > _MOST_RUNS:
                 return _whole(tensor)
-            offsets = (offsets[:, None] + stride * torch.arange(size, device="cpu")).flatten()
+            offsets = (offsets[:, None] + stride * factories.arange(size, device="cpu")).flatten()
     first = tensor.data_ptr()
     begins = {first + offset * size_bytes for offset in offsets.tolist()}
     return ((one, one + run * size_bytes) for one in begins)

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
+from comm_utils.torch_support import factories
 
 __all__ = ["Agreement", "sum_of_sizes"]
 
@@ -62,7 +63,7 @@ class Agreement:
         own += text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
         size = self._backend.get_world_size(self._group)
         self._sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        self._received = torch.empty(size * _BYTES, dtype=torch.uint8, device="cpu")
+        self._received = factories.empty(size * _BYTES, dtype=torch.uint8, device="cpu")
         device = next(iter(self._backend.device_types(self._group)))
         if device != "cpu" and "cpu" not in self._backend.device_types(self._group):
             self._sent, self._received = self._sent.to(device), self._received.to(device)

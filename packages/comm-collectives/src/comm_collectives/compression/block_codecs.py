@@ -16,6 +16,7 @@ from comm_collectives.compression import fused
 from comm_collectives.compression.codec import NativeCodec
 from comm_collectives.compression.feedback import keep_error
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["Float8", "Integer", "OneBit"]
 
@@ -211,17 +212,17 @@ class OneBit(_Blocks):
         while half:
             sums = sums[:, :half] + sums[:, half:]
             half //= 2
-        counts = torch.full((len(blocks),), float(self.granularity), dtype=torch.float32, device=blocks.device)
+        counts = factories.full((len(blocks),), float(self.granularity), dtype=torch.float32, device=blocks.device)
         counts[-1] = count - (len(blocks) - 1) * self.granularity
         scales = sums.view(-1) * (_LARGEST_BLOCK / counts)
         scales.masked_fill_(~blocks.isfinite().all(dim=1), torch.nan)
         positive = (blocks >= 0).to(torch.uint8)
         positive[-1, int(counts[-1]) :] = 0
-        weights = 1 << torch.arange(8, dtype=torch.uint8, device=blocks.device)
+        weights = 1 << factories.arange(8, dtype=torch.uint8, device=blocks.device)
         return scales, (positive.view(len(blocks), -1, 8) * weights).sum(dim=2, dtype=torch.uint8)
 
     def _widened(self, elements: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(8, dtype=torch.uint8, device=elements.device)
+        places = factories.arange(8, dtype=torch.uint8, device=elements.device)
         ones = elements.unsqueeze(2) >> places & 1
         return ones.view(len(elements), -1).float() * 2 - 1
 

@@ -16,6 +16,7 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.link import Sizes
 from comm_collectives.compression.members import Members
 from comm_collectives.compression.shares import Shares
+from comm_utils.torch_support import factories
 
 __all__ = [
     "Feedback",
@@ -127,7 +128,7 @@ def state_of_other_steps(
 
 def empty(count: int, device: torch.device) -> torch.Tensor:
     """Return the losses of nothing, as float32, whatever torch's default dtype is: native code gets the address."""
-    return torch.zeros(count, dtype=torch.float32, device=device)
+    return factories.zeros(count, dtype=torch.float32, device=device)
 
 
 def own_errors(feedback: Feedback | None, slices: Sequence[torch.Tensor], rank: int) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from comm_collectives.compression.members import Members
+from comm_utils.torch_support import factories
 
 __all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape", "memory_shape"]
 
@@ -96,14 +97,14 @@ def all_reduce(
         state.local.zero_()
         elements.copy_(whole / size if average else whole)
         return
-    padded = torch.zeros(rows * columns, dtype=torch.float32, device=elements.device)
+    padded = factories.zeros(rows * columns, dtype=torch.float32, device=elements.device)
     torch.add(elements.float(), state.local, out=padded[:count])
     matrix = padded.view(rows, columns)
     width = min(rank, rows, columns)
     if state.factor.shape != (columns, width):
         # The same on every rank.
         random = torch.Generator("cpu").manual_seed(columns * 1_000_003 + width)
-        made = torch.randn(columns, width, generator=random, dtype=torch.float32, device="cpu")
+        made = factories.randn(columns, width, generator=random, dtype=torch.float32, device="cpu")
         state.factor = made.to(elements.device)
     left = matrix @ torch.linalg.qr(state.factor).Q
     reduce(left)

@@ -24,6 +24,7 @@ from comm_collectives.compression.two_ranks import all_reduce_of_two
 from comm_collectives.memory import memory_view
 from comm_utils.backend import Work
 from comm_utils.errors import CollectiveMismatchError
+from comm_utils.torch_support import factories
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
@@ -240,7 +241,7 @@ def all_to_all(
 
 def _differing_sizes(link: Link, sent: Sequence[int], expected: Sequence[int], device: torch.device) -> str:
     """Return the text of an error that names the ranks whose sizes differ, from those of all ranks."""
-    own = torch.tensor([sent, expected], dtype=torch.int64, device=device)
+    own = factories.tensor([sent, expected], dtype=torch.int64, device=device)
     every = own.new_empty(link.size, 2, link.size)
     link.gather(memory_view(every).view(torch.uint8), memory_view(own).view(torch.uint8)).wait()
     numbers, ranks = every.tolist(), link.backend.get_process_group_ranks(link.group)

@@ -14,6 +14,7 @@ import torch
 
 from comm_collectives.compression.link import Sizes
 from comm_collectives.hierarchy.layout import Layout
+from comm_utils.torch_support import factories
 
 __all__ = ["Range", "Shares"]
 
@@ -83,7 +84,7 @@ class Shares:
             reduced: of the sums that it sent.
             average: these are averages, over the ranks of a host and over all ``world_size``.
         """
-        found = torch.zeros(self.count, dtype=torch.float32, device=local.device)
+        found = factories.zeros(self.count, dtype=torch.float32, device=local.device)
         every = [one for ranges in self.sent for one in ranges]
         for losses, ranges, scale in ((local, every, self.ranks_per_host), (reduced, self.summed, world_size)):
             for part, (begin, end, _) in zip(torch.split(losses, [one.encoded for one in ranges]), ranges, strict=True):

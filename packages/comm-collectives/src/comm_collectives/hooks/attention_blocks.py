@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from comm_utils.torch_support import factories
+
 __all__ = ["add_block_gradients", "attend", "merge"]
 
 
@@ -85,6 +87,6 @@ def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, masked: bool) 
     computed = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = (query.to(computed) @ key.to(computed).transpose(-1, -2)) * scale
     if masked:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        later = factories.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
     return scores

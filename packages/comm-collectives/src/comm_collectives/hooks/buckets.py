@@ -10,6 +10,7 @@ import torch
 from comm_collectives.annotations import Group
 from comm_collectives.memory import is_dense
 from comm_collectives.shared_tensors import empty_shared
+from comm_utils.torch_support import factories
 
 __all__ = ["ALIGNMENT_BYTES", "FlatLayout", "Span", "assign_buckets", "flat_layout", "flat_memory", "view_of"]
 
@@ -118,7 +119,7 @@ def flat_memory(
         flat = empty_shared(numel, dtype, group)
         if flat is not None:
             return flat.zero_()
-    return torch.zeros(numel, dtype=dtype, device=device)
+    return factories.zeros(numel, dtype=dtype, device=device)
 
 
 def view_of(flat: torch.Tensor, span: Span, like: torch.Tensor) -> torch.Tensor:

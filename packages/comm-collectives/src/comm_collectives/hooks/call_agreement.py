@@ -11,6 +11,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks, get_world_size
 from comm_collectives.objects import allgather_object
 from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
+from comm_utils.torch_support import factories
 
 __all__ = ["agree_on_call", "fingerprint_of"]
 
@@ -43,8 +44,8 @@ def agree_on_call(
     """
     number = _REFUSED if error is not None else fingerprint
     W = get_world_size(group)
-    mine = torch.tensor([number], device=device)
-    everyones = torch.empty(W, dtype=torch.int64, device=device)
+    mine = factories.tensor([number], device=device)
+    everyones = factories.empty(W, dtype=torch.int64, device=device)
     all_gather_into_tensor(everyones, mine, group)
     numbers = everyones.tolist()
     if number != _REFUSED and numbers == [number] * W:

@@ -19,6 +19,7 @@ from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+from comm_utils.torch_support import factories
 
 __all__ = ["BucketState", "ReduceScatter", "reduce_bucket", "use_reduction"]
 
@@ -125,7 +126,7 @@ class ReduceScatter:
             shared = empty_shared(list(size), dtype)
             if shared is not None:
                 return shared
-        return torch.empty(tuple(size), dtype=dtype, device=device)
+        return factories.empty(tuple(size), dtype=dtype, device=device)
 
     def __call__(
         self,

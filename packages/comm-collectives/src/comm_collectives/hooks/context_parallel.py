@@ -27,6 +27,7 @@ from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, ise
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
+from comm_utils.torch_support import factories
 
 __all__ = ["RingExchange", "join_context", "ring_attention", "ring_exchange", "split_context"]
 
@@ -257,7 +258,7 @@ class _RingAttention(torch.autograd.Function):
         computed = logsumexp.dtype
         delta = (gradient.to(computed) * output.to(computed)).sum(-1, keepdim=True)
         parts = [one.chunk(len(own), 2) for one in (query, gradient, logsumexp, delta)]
-        for_query = torch.zeros(query.shape, dtype=computed, device=query.device)
+        for_query = factories.zeros(query.shape, dtype=computed, device=query.device)
         query_parts = for_query.chunk(len(own), 2)
         block = [key, value]
         arriving: RingExchange | None = None
@@ -265,7 +266,7 @@ class _RingAttention(torch.autograd.Function):
             travelling = ring_exchange(block, group) if step < W - 1 else None
             held = _chunks_of((rank - step) % W, W, balanced)
             keys, values = (one.chunk(len(held), 2) for one in block)
-            grads = [torch.zeros(one.shape, dtype=computed, device=one.device) for one in block]
+            grads = [factories.zeros(one.shape, dtype=computed, device=one.device) for one in block]
             for_keys, for_values = (one.chunk(len(held), 2) for one in grads)
             for place, mine in enumerate(own):
                 for other, theirs in enumerate(held):

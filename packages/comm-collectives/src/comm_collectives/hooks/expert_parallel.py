@@ -20,6 +20,7 @@ from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.group_arguments import group_along
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.torch_support import factories
 
 __all__ = ["ExpertBatch", "dispatch_to_experts", "expert_all_to_all", "top_k_routing"]
 
@@ -160,7 +161,7 @@ def dispatch_to_experts(
     received = [sum(flat[(W + rank) * local : (W + rank + 1) * local]) for rank in range(W)]
     rows: torch.Tensor = expert_all_to_all(tokens[order // k], sent, received, group)
     # Rows come by source and expert; experts want them by expert.
-    owners = torch.arange(local, device=tokens.device).repeat(W).repeat_interleave(incoming)
+    owners = factories.arange(local, device=tokens.device).repeat(W).repeat_interleave(incoming)
     arrived = owners.argsort(stable=True)
     mine = [sum(flat[(W + rank) * local + one] for rank in range(W)) for one in range(local)]
     return ExpertBatch(rows[arrived], mine, order, arrived, sent, received, experts.shape, group)

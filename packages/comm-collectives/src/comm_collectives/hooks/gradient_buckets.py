@@ -11,6 +11,7 @@ from comm_collectives.hooks.buckets import flat_layout, flat_memory, view_of
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["GradientBucket"]
 
@@ -113,7 +114,7 @@ class GradientBucket:
                 parameter.grad = view.clone()
         self.views.clear()
         self._gaps.clear()
-        self.flat = self.flags = torch.empty(0)
+        self.flat = self.flags = factories.empty(0)
 
 
 def _usable(gradient: torch.Tensor, view: torch.Tensor, name: str) -> torch.Tensor:

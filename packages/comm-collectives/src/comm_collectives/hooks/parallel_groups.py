@@ -23,6 +23,7 @@ from comm_collectives.hooks.parallel_sizes import MESH_NAMES, axes_of_mesh, chec
 from comm_utils.errors import ArgumentError
 from comm_utils.given import shown
 from comm_utils.log import logger
+from comm_utils.torch_support import factories
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -160,7 +161,7 @@ class ParallelGroups:
 
         check_on_all_ranks(call, prepare)
         shape = (found["pipeline"], found["data"] // expert, expert, context, tensor)
-        return cls._made(call, torch.tensor(world).reshape(shape), {}, timeout)
+        return cls._made(call, factories.tensor(world).reshape(shape), {}, timeout)
 
     @classmethod
     def from_mesh(

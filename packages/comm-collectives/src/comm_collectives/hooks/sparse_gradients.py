@@ -12,6 +12,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_world_size
 from comm_collectives.hooks.gradient_reduction import GradientReduction
+from comm_utils.torch_support import factories
 
 __all__ = ["reduce_rows", "sparse_parameters"]
 
@@ -50,7 +51,7 @@ def reduce_rows(
     before, after = reduction.scales(group)
     rows = [None if one is None else _rows(one) for one in gradients]
     device = parameters[0].device
-    own = torch.tensor([_NO_GRADIENT if one is None else one._nnz() for one in rows], device=device)
+    own = factories.tensor([_NO_GRADIENT if one is None else one._nnz() for one in rows], device=device)
     counts = own.new_empty(W * len(rows))
     all_gather_into_tensor(counts, own, group)
     by_rank: list[list[int]] = counts.view(W, -1).tolist()
@@ -85,8 +86,8 @@ def _gathered(
     rows: torch.Tensor | None, parameter: torch.Tensor, most: int, before: float, W: int, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices, (W, most), and the rows, (W, most, ...), of all ranks, padded with zeros."""
-    indices = torch.zeros(most, dtype=torch.int64, device=parameter.device)
-    values = torch.zeros(most, *parameter.shape[1:], dtype=parameter.dtype, device=parameter.device)
+    indices = factories.zeros(most, dtype=torch.int64, device=parameter.device)
+    values = factories.zeros(most, *parameter.shape[1:], dtype=parameter.dtype, device=parameter.device)
     if rows is not None and rows._nnz():
         indices[: rows._nnz()] = rows.indices()[0]
         torch.mul(rows.values(), before, out=values[: rows._nnz()])

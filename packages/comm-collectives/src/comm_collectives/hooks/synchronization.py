@@ -31,6 +31,7 @@ from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sparse_gradients import reduce_rows
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["Synchronization"]
 
@@ -180,11 +181,11 @@ class Synchronization:
         """Note which parameters this rank used: behind the gradients, or apart from what is compressed."""
         flags = last.flags
         if self._reduction.compresses(flags.dtype, self._group):
-            flags = torch.empty(len(flags), dtype=torch.uint8, device=flags.device)
+            flags = factories.empty(len(flags), dtype=torch.uint8, device=flags.device)
         flags.fill_(1)
         unused = [first + place for _, first, places in self._missing for place in places]
         if unused:
-            flags[torch.tensor(unused, device=flags.device)] = 0
+            flags[factories.tensor(unused, device=flags.device)] = 0
         self._flags = flags
 
     def _finish(self) -> Iterator[None]:
@@ -225,7 +226,7 @@ class Synchronization:
         dense = set(self._dense)
         order = [place for place in self._order if place in dense]
         order += [place for place in reversed(self._dense) if place not in seen]
-        agreed = torch.tensor(order, device=self._parameters[self._dense[0]].device)
+        agreed = factories.tensor(order, device=self._parameters[self._dense[0]].device)
         broadcast(agreed, None, self._group, group_src=0)
         order = agreed.tolist()
         first_bytes, other_bytes = self._sizes_bytes

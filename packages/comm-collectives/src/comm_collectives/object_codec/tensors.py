@@ -20,6 +20,7 @@ from comm_collectives.memory import contiguous_elements
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
 from comm_collectives.object_codec.scalars import DTYPES, dtype_name, read_dtype
 from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.plain_tensors import missing_storage
 
 __all__ = ["READERS", "WRITERS", "refuse_subclass"]
@@ -96,7 +97,7 @@ def _read_tensor(reader: Reader) -> torch.Tensor:
             raise ObjectDecodeError("a bool tensor has bytes other than 0 and 1")
         tensor = raw.view(dtype).view(shape)
     else:
-        tensor = torch.empty(shape, dtype=dtype, device="cpu")
+        tensor = factories.empty(shape, dtype=dtype, device="cpu")
     tensor = _to_device(tensor, _DEVICES[device])
     requires_grad = bool(flags & _REQUIRES_GRAD)
     if flags & _PARAMETER:

@@ -16,6 +16,7 @@ from comm_collectives.object_codec import ObjectDecodeError
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.plain_tensors import present
 
 __all__ = ["INLINE_BYTES", "RECORD_NUMBERS", "Channel", "Inbox", "outbox"]
@@ -33,7 +34,7 @@ _PADDED_BYTES = 1 << 20
 def outbox(message: bytearray, device: torch.device) -> torch.Tensor:
     """Return a message as a uint8 tensor on ``device``; the memory of the message itself on the CPU."""
     if not message:
-        return torch.empty(0, dtype=torch.uint8, device=device)
+        return factories.empty(0, dtype=torch.uint8, device=device)
     return torch.frombuffer(message, dtype=torch.uint8).to(device)
 
 

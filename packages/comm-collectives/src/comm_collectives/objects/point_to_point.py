@@ -29,6 +29,7 @@ from comm_collectives.objects.channel import RECORD_NUMBERS, Channel, Inbox, out
 from comm_collectives.objects.collective import check_list, try_to_encode
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
+from comm_utils.torch_support import factories
 
 __all__ = ["recv_object_list", "send_object_list"]
 
@@ -77,11 +78,11 @@ class _Peer:
             work.wait()
 
     def send_numbers(self, numbers: Sequence[int], step: int) -> None:
-        tensor = torch.tensor(numbers, dtype=torch.int64, device=self._channel.device)
+        tensor = factories.tensor(numbers, dtype=torch.int64, device=self._channel.device)
         self.send(self._channel.bytes_of(tensor), step)
 
     def recv_numbers(self, count: int, step: int) -> list[int]:
-        tensor = torch.zeros(count, dtype=torch.int64, device=self._channel.device)
+        tensor = factories.zeros(count, dtype=torch.int64, device=self._channel.device)
         self.recv(self._channel.bytes_of(tensor), step)
         numbers: list[int] = tensor.tolist()
         return numbers

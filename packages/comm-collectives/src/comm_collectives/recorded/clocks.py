@@ -13,6 +13,7 @@ import torch
 
 from comm_utils.backend import Backend
 from comm_utils.host_identity import host_identity
+from comm_utils.torch_support import factories
 
 __all__ = ["Clock", "clock_name", "measure"]
 
@@ -63,8 +64,8 @@ def measure(
         clock_ns: the clock that is compared.
     """
     W = backend.get_world_size(None)
-    mine = torch.zeros(1, dtype=torch.int64, device=device)
-    everyones = torch.zeros(W, dtype=torch.int64, device=device)
+    mine = factories.zeros(1, dtype=torch.int64, device=device)
+    everyones = factories.zeros(W, dtype=torch.int64, device=device)
     readings: list[list[int]] = []
     for _ in range(max(rounds, 3)):
         mine.fill_(clock_ns())

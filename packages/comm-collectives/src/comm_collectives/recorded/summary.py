@@ -21,6 +21,7 @@ from comm_utils.observability.traces.alignment import aligned
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 from comm_utils.observability.traces.waiting import Account, Key, Share, Straggler, account
 from comm_utils.sizes import bandwidth, format_size
+from comm_utils.torch_support import factories
 
 __all__ = ["everyones_account", "log_summary", "logged_name"]
 
@@ -99,7 +100,7 @@ def _plain(trace: RankTrace) -> list[Any]:
         (numbers.setdefault(event.operation, len(numbers)), event.sequence, event.begin_ns, event.end_ns)
         for event in trace.events
     ]
-    events = torch.tensor(found, dtype=torch.int64, device="cpu").reshape(-1, 4)
+    events = factories.tensor(found, dtype=torch.int64, device="cpu").reshape(-1, 4)
     header = {name: value for name, value in asdict(replace(trace, events=[])).items() if name != "events"}
     return [header, [asdict(operation) for operation in numbers], events]
 

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.by_group import GroupSettings
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.folding import fold, fold_compensated
 from comm_utils.torch_support.reduction_encoding import encoding_for, refusal
 
@@ -93,7 +94,7 @@ def _is_wide(op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> bo
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, that complex numbers of 16-bit floats are experimental
-        return encoding.encode(torch.empty(0, dtype=dtype)).dtype in _WIDE
+        return encoding.encode(factories.empty(0, dtype=dtype)).dtype in _WIDE
 
 
 def ordered_dtypes(backend: Backend, op: ReduceOp, group: ProcessGroup | None) -> frozenset[torch.dtype]:

@@ -23,7 +23,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.log import logger
-from comm_utils.torch_support import group_state
+from comm_utils.torch_support import factories, group_state
 from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL
 from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
@@ -175,7 +175,7 @@ class ProcessGroups:
         self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
     ) -> torch.Tensor:
         self._state(group)
-        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        return factories.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         state = self._state(group)

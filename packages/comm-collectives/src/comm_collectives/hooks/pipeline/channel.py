@@ -13,6 +13,7 @@ from comm_collectives.hooks.pipeline.actions import FORWARD, Message
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["StageChannel", "TensorType"]
 
@@ -104,7 +105,7 @@ class StageChannel:
                 ops += [P2POp(isend, one, group=self._group, group_peer=message.dst) for one in tensors]
             else:
                 tensors = [
-                    torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in self._types_of(message)
+                    factories.empty(one.shape, dtype=one.dtype, device=self._device) for one in self._types_of(message)
                 ]
                 ops += [P2POp(irecv, one, group=self._group, group_peer=message.src) for one in tensors]
             spans.append((message, begin, len(ops), tensors))
@@ -139,7 +140,7 @@ class StageChannel:
                 self._types[message.stage] = types = tuple(map(_type_of, outgoing[message]))
                 headers.append(_encoded(types).to(self._device))
             else:
-                headers.append(torch.empty(_HEADER, dtype=torch.int64, device=self._device))
+                headers.append(factories.empty(_HEADER, dtype=torch.int64, device=self._device))
         ops = [
             P2POp(isend, header, group=self._group, group_peer=message.dst)
             if message.src == self._rank
@@ -193,7 +194,7 @@ def _encoded(types: Sequence[TensorType]) -> torch.Tensor:
             f"run_schedule: got {len(types)} tensors between two stages, whose shapes take {len(numbers)} numbers; "
             f"expected at most {_HEADER}; join some of them"
         )
-    return torch.tensor(numbers + [0] * (_HEADER - len(numbers)))
+    return factories.tensor(numbers + [0] * (_HEADER - len(numbers)))
 
 
 def _decoded(numbers: list[int]) -> tuple[TensorType, ...]:

@@ -17,6 +17,7 @@ from comm_collectives.hooks.model_agreement import agree_on_model, check_on_all_
 from comm_collectives.hooks.sharded.handle import Sharded
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.torch_support import factories
 
 __all__ = ["TiedParameter", "tie_parameter"]
 
@@ -68,7 +69,7 @@ class TiedParameter:
         if self.parameter is None or not self._is_shared:
             return
         gradient = self.parameter.grad
-        used = torch.full((1,), gradient is not None, dtype=torch.uint8, device=self.parameter.device)
+        used = factories.full((1,), gradient is not None, dtype=torch.uint8, device=self.parameter.device)
         all_reduce(used, "max", self._group, compression="none")
         if gradient is None:
             if not used.item():

@@ -16,6 +16,7 @@ from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
 from comm_collectives.hooks.sharded.freed_parameter import as_gathered, hide, show
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 from comm_utils.torch_support.flattening import count_versions
 
 __all__ = ["FlatShard", "Segment", "flat_layout_of"]
@@ -80,7 +81,7 @@ class FlatShard:
         self._size_bytes = numel * self.dtype.itemsize
         with torch.no_grad():
             if frees:
-                self.full = torch.zeros(numel, dtype=self.dtype, device=self.device)
+                self.full = factories.zeros(numel, dtype=self.dtype, device=self.device)
             else:
                 self.full = flat_memory(numel, self.dtype, self.device, group)
             self._views = self.views_of(self.full)
@@ -91,7 +92,7 @@ class FlatShard:
             if frees:
                 self.shard = flat_memory(self.shard_numel, self.dtype, self.device, group).copy_(self.shard)
                 # Values of a freed parameter in its shape, should anything get at them.
-                nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
+                nothing = factories.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
                 nothing = nothing.to(self.device)
                 self._placeholders = [nothing.expand(one.shape) for one in self.parameters]
         self.segments: list[Segment] = []
@@ -225,7 +226,7 @@ class FlatShard:
     def _take_other_memory(self) -> None:
         # In a forward in inference mode, too: later passes write to it.
         with torch.inference_mode(False), torch.no_grad(), as_gathered():
-            self.full = torch.zeros(self.layout.numel, dtype=self.dtype, device=self.device)
+            self.full = factories.zeros(self.layout.numel, dtype=self.dtype, device=self.device)
             self._views = self.views_of(self.full)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -295,7 +296,7 @@ class FlatShard:
                 segment.parameter.data = segment.parameter.detach().clone()
         self._views.clear()
         self.segments.clear()
-        self.full = self.shard = torch.empty(0, dtype=self.dtype, device=self.device)
+        self.full = self.shard = factories.empty(0, dtype=self.dtype, device=self.device)
 
 
 def _sharing(tensor: torch.Tensor) -> int:

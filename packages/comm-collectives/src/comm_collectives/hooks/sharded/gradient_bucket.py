@@ -13,6 +13,7 @@ from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["GradientBucket"]
 
@@ -108,7 +109,7 @@ class GradientBucket:
         self.is_started = True
         self._filled = [False] * len(self._filled)
         if self._shard is None:
-            self._shard = torch.empty(self.flat.shard_numel, dtype=self.flat.dtype, device=self.flat.device)
+            self._shard = factories.empty(self.flat.shard_numel, dtype=self.flat.dtype, device=self.flat.device)
             self.view_segments()
         accumulates = any(segment.parameter.grad is not None for segment in self.flat.segments)
         self._output = torch.empty_like(self._shard) if accumulates else self._shard

@@ -6,6 +6,7 @@ import torch
 
 from comm_collectives.annotations import Group
 from comm_collectives.shared_tensors import empty_shared
+from comm_utils.torch_support import factories
 
 __all__ = ["GradientMemory"]
 
@@ -25,7 +26,7 @@ class GradientMemory:
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return (numel,) of any content."""
         if not numel:  # all such memory has one address
-            return torch.empty(0, dtype=dtype, device=device)
+            return factories.empty(0, dtype=dtype, device=device)
         size_bytes = numel * dtype.itemsize
         fitting = [one for one in self._free if one.numel() >= size_bytes and one.device == device]
         if fitting:
@@ -34,7 +35,7 @@ class GradientMemory:
         else:
             self._free.clear()  # too small, and of no use beside a larger one
             shared = empty_shared(size_bytes, torch.uint8, self._group) if device.type == "cpu" else None
-            memory = torch.empty(size_bytes, dtype=torch.uint8, device=device) if shared is None else shared
+            memory = factories.empty(size_bytes, dtype=torch.uint8, device=device) if shared is None else shared
         self._taken[memory.data_ptr()] = memory
         return memory[:size_bytes].view(dtype)
 

@@ -11,6 +11,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.collectives import all_reduce
 from comm_collectives.compression.defaults import no_default
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["clip_to_norm", "total_norm"]
 
@@ -49,13 +50,13 @@ def total_norm(
     absolute = [one.abs() if one.is_complex() else one for one in gradients]
     norms = [torch.linalg.vector_norm(one, order, dtype=dtype).to(device) for one in absolute]
     if math.isinf(order):
-        total = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
+        total = torch.stack(norms).amax() if norms else factories.zeros((), dtype=dtype, device=device)
         # Libraries differ in what the maximum of a NaN and a number is.
         is_nan = total.isnan()
         largest = torch.stack([total.masked_fill(is_nan, 0.0), is_nan.to(dtype)])
         all_reduce(largest, "max", group)
         return largest[0].masked_fill(largest[1] > 0, math.nan)
-    total = (torch.stack(norms) ** order).sum() if norms else torch.zeros((), dtype=dtype, device=device)
+    total = (torch.stack(norms) ** order).sum() if norms else factories.zeros((), dtype=dtype, device=device)
     all_reduce(total, "sum", group, compression=no_default(group))
     return total ** (1 / order)
 

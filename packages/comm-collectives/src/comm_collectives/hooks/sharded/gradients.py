@@ -29,6 +29,7 @@ from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.gradient_bucket import GradientBucket
 from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["Gradients"]
 
@@ -110,7 +111,7 @@ class Gradients:
         """Start the buckets that are complete on all ranks; every rank calls it at the same places of a backward."""
         if len(self._agreed) == len(self.buckets):
             return
-        complete = torch.tensor([not one.pending for one in self.buckets], dtype=torch.uint8)
+        complete = factories.tensor([not one.pending for one in self.buckets], dtype=torch.uint8)
         complete = complete.to(self.buckets[0].flat.device)
         all_reduce(complete, "min", self._group, compression="none")
         for place in complete.nonzero().flatten().tolist():

@@ -14,6 +14,7 @@ from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.memory import contiguous_elements
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["partition", "partition_range", "unpartition"]
 
@@ -62,7 +63,7 @@ def partition(tensor: torch.Tensor, group: Group = None) -> torch.Tensor | None:
     check_tensor("partition", "tensor", tensor, backend, group)
     rank, world_size = get_rank(group), get_world_size(group)
     begin, end = partition_range(tensor.numel(), rank, world_size)
-    part = torch.zeros(-(-tensor.numel() // world_size), dtype=tensor.dtype, device=tensor.device)
+    part = factories.zeros(-(-tensor.numel() // world_size), dtype=tensor.dtype, device=tensor.device)
     part[: end - begin].copy_(contiguous_elements(tensor)[begin:end])
     return part
 
@@ -94,6 +95,6 @@ def unpartition(part: torch.Tensor, shape: int | Sequence[int], group: Group = N
     numel, world_size = prod(sizes), get_world_size(group)
     expected = -(-numel // world_size)
     check_numel("unpartition", "part", part, expected, f"{numel} elements of shape over {world_size} ranks, rounded up")
-    whole = torch.empty(world_size * expected, dtype=part.dtype, device=part.device)
+    whole = factories.empty(world_size * expected, dtype=part.dtype, device=part.device)
     all_gather_into_tensor(whole, part, group, compression=no_default(group))
     return whole[:numel].view(sizes)

@@ -13,6 +13,7 @@ from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.objects import allgather_object
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommError
 from comm_utils.given import shown
+from comm_utils.torch_support import factories
 
 __all__ = ["broadcast_data"]
 
@@ -74,7 +75,7 @@ def broadcast_data(
     shapes = [torch.Size(shape) for shape in first["shapes"]]
     place = _device(device, first["device"])
     total = sum(shape.numel() for shape in shapes)
-    flat = torch.empty(total, dtype=datatype, device=place)
+    flat = factories.empty(total, dtype=datatype, device=place)
     if tensors:
         torch.cat([one.detach().reshape(-1).to(place) for one in tensors], out=flat)
     if total:

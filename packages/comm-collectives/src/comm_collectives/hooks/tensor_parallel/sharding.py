@@ -11,6 +11,7 @@ from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.tensor_parallel.along import gathered
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support import factories
 
 __all__ = ["Shard", "check_shard", "replace_data"]
 
@@ -81,5 +82,5 @@ def replace_data(parameter: torch.Tensor, data: torch.Tensor) -> None:
     # A graph that is alive, such as that of an earlier loss, keeps a node that expects gradients of the old shape. A
     # change of the dtype makes torch forget this node, a change of the shape does not.
     other = torch.float32 if parameter.dtype != torch.float32 else torch.float64
-    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = factories.empty(0, dtype=other, device=parameter.device)
     parameter.data = data
