@@ -254,9 +254,9 @@ def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: i
     works(pool, 2)
 
 
-def attempt_and_end(changes: dict[str, str], later_s: float) -> Ended:
+def attempt_and_end(changes: dict[str, str], later_s: float, limit_s: float = 30.0) -> Ended:
     """As a process that ends right after, and removes the secret that it has made."""
-    found = attempt({**changes, "TORCHELASTIC_USE_AGENT_STORE": "True"}, later_s, limit_s=30.0)
+    found = attempt({**changes, "TORCHELASTIC_USE_AGENT_STORE": "True"}, later_s, limit_s)
     remove_secrets()
     return found
 
@@ -270,6 +270,14 @@ def test_a_configuration_that_is_wrong_on_a_rank_before_the_other_one_comes(bare
     assert first.text.startswith("ConfigurationError: "), first.text
     assert second.text.startswith("ConfigurationError: "), second.text
     assert "rank 0" in second.text
+
+
+def test_a_rank_that_comes_after_the_other_one_has_given_up_and_ended(bare_pools: Pools) -> None:
+    agents = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    changes = {"MASTER_PORT": str(agents.port), "LOCAL_WORLD_SIZE": "2"}
+    first, second = bare_pools(2).run(attempt_and_end, changes, per_rank([0.0, 8.0]), per_rank([1.0, 30.0]))
+    assert first.text.startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come"), first.text
+    assert "rank 1 of 2: a rank of this job gave up or ended before this one came" in second.text, second.text
 
 
 def attempt_at_a_place(source: str, changes: dict[str, str]) -> Ended:

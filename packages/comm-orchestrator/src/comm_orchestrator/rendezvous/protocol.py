@@ -28,7 +28,7 @@ from comm_orchestrator.rendezvous.records import (
 from comm_utils.errors import CommError, LaunchError
 from comm_utils.log import logger
 
-__all__ = ["Deadline", "RendezvousPoint", "counted", "rendezvous"]
+__all__ = ["MOST_RECORD_BYTES", "Deadline", "RendezvousPoint", "counted", "rendezvous"]
 
 # How long rank 0, whose end closes the store, waits until the other ranks have read why it fails; and how long for
 # ranks that have not started yet, where the start fails before its time limit.
@@ -37,8 +37,8 @@ _EARLY_GRACE_S = 10.0
 # How much longer than their limit the others wait for the verdict, as the first rank may have started a moment later.
 _PRECEDENCE_S = 0.3
 _FIRST_NOTICE_S = 10.0
-# What a stranger may have put into the store is bounded before it is used. Ranks that failed may come again.
-_MOST_RECORD_BYTES = 64 * 1024
+#: What a stranger may have put into the store is bounded before it is used. Ranks that failed may come again.
+MOST_RECORD_BYTES = 64 * 1024
 _MOST_VERDICT_BYTES_PER_RANK = 256
 _MOST_RECORDS_PER_RANK = 16
 
@@ -158,7 +158,7 @@ class _Rendezvous:
             LaunchError: it is not one of a rank of this job.
         """
         key = f"record/{number}"
-        return RankRecord.from_plain(self.point.seal.check(key, self.store.get(key), _MOST_RECORD_BYTES))
+        return RankRecord.from_plain(self.point.seal.check(key, self.store.get(key), MOST_RECORD_BYTES))
 
     def ended(self) -> list[RankRecord]:
         """Return the ranks that came and whose processes have ended, as far as this host can see."""
@@ -217,7 +217,7 @@ class _Rendezvous:
         Raises:
             LaunchError: it was not written by a rank of this job.
         """
-        bound = _MOST_RECORD_BYTES + _MOST_VERDICT_BYTES_PER_RANK * self.mine.world_size
+        bound = MOST_RECORD_BYTES + _MOST_VERDICT_BYTES_PER_RANK * self.mine.world_size
         found = self.point.seal.check("verdict", self.store.get("verdict"), bound)
         if isinstance(found, dict):
             if "agreed" in found and type(found.get("world_size")) is int:

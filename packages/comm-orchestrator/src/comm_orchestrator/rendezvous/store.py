@@ -37,7 +37,7 @@ from comm_orchestrator.rendezvous.client import (
     wait_for_listener,
 )
 from comm_orchestrator.rendezvous.init_method import parsed
-from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint
+from comm_orchestrator.rendezvous.protocol import MOST_RECORD_BYTES, Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
@@ -205,7 +205,24 @@ def _agents(
 
     description = f"in the store of torchrun's agent at {address}"
     point = _persistent(store, (str(address), attempt), own, description, of_number)
+    if secret is None and point.seal.signs:
+        _check_earlier_rank(point, launch)
     return replace(point, hosted=keeps_secrets())  # late ranks read no record once this process has removed the file
+
+
+def _check_earlier_rank(point: RendezvousPoint, launch: LaunchInfo) -> None:
+    """Raise where the rank that made the secret has ended: the agent's store outlives it, the file does not."""
+    if not point.store.check(["record/1"]):
+        return
+    try:
+        point.seal.check("record/1", point.store.get("record/1"), MOST_RECORD_BYTES)
+    except LaunchError as error:
+        point.failed()
+        raise LaunchError(
+            f"init_distributed: rank {launch.rank} of {launch.world_size}: a rank of this job gave up or ended before "
+            f"this one came; see what it printed, and let timeouts.init_s be longer than ranks take to start, or else "
+            f"{error}"
+        ) from None
 
 
 def _on_one_host(address: _Address, launch: LaunchInfo) -> bool:
