@@ -99,10 +99,11 @@ def test_settings_of_training_are_read_and_name_who_serves_them(
 @pytest.mark.parametrize(
     ("wrong", "key"),
     [
-        ({"prescale_gradients": "perhaps"}, "training.prescale_gradients"),
-        ({"gradient_predivide_factor": 0}, "training.gradient_predivide_factor"),
-        ({"zero_optimization": {"stage": 4}}, "training.stage"),
-        ({"zero_optimization": {"reduce_bucket_size": 0}}, "training.reduce_bucket_size"),
+        ({"prescale_gradients": "perhaps"}, "prescale_gradients"),
+        ({"gradient_predivide_factor": 0}, "gradient_predivide_factor"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage"),
+        ({"zero_optimization": {"reduce_bucket_size": 0}}, "zero_optimization.reduce_bucket_size"),
+        ({"zero_optimization": {"stage": 1}, "training": {"stage": 4}}, "training.stage"),
     ],
 )
 def test_wrong_settings_of_training_are_errors(wrong: dict[str, Any], key: str) -> None:

@@ -193,14 +193,9 @@ class TestDeepspeedTimeout:
         overrides: dict[str, Any] = {"timeouts.collective_s": 5}
         assert load_config(environ={"DEEPSPEED_TIMEOUT": "2"}, overrides=overrides).timeouts.collective_s == 5
 
-    @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan"])
+    @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", "1e300", "16666667"])
     def test_a_wrong_value(self, text: str) -> None:
         assert problem(DEEPSPEED_TIMEOUT=text) == (
-            f"environment variable DEEPSPEED_TIMEOUT: timeouts.collective_s: got {text!r}, "
-            "expected a positive number of minutes"
-        )
-
-    def test_endless(self) -> None:
-        assert problem(DEEPSPEED_TIMEOUT="inf").startswith(
-            "environment variable DEEPSPEED_TIMEOUT: timeouts.collective_s: "
+            f"environment variable DEEPSPEED_TIMEOUT: got {text!r}, "
+            "expected a positive number of minutes of at most 16666666"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from comm_config.errors import closest, shorten
 from comm_config.models import CommConfig
 
-__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "log_training", "our_part"]
+__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "log_training", "our_part", "written_key"]
 
 DEEPSPEED_KEYS = frozenset(
     {
@@ -117,6 +117,15 @@ def _training_part(document: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(section, Mapping):
         found.update({key: section[key] for key in _IN_THE_SECTION if key in section})
     return {key: value for key, value in found.items() if value is not None}
+
+
+def written_key(document: Mapping[str, Any], key: str) -> str:
+    """Return the dotted key under which ``document`` has our setting ``key``."""
+    section, _, name = key.partition(".")
+    explicit = document.get(_TRAINING)
+    if section != _TRAINING or (isinstance(explicit, Mapping) and name in explicit):
+        return key
+    return name if name in _AT_THE_TOP else f"{_SECTION}.{name}" if name in _IN_THE_SECTION else key
 
 
 def log_training(document: Mapping[str, Any], source: str) -> None:

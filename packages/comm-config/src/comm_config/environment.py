@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from comm_config.errors import ConfigError, closest, shorten
+from comm_config.fields import MAX_TIMEOUT_S
 from comm_config.files import FILE_VARIABLE, parse_object
 from comm_config.keys import Path, dotted, leaves, members, nested, sections
 from comm_config.models import CommConfig
@@ -98,8 +99,11 @@ def _seconds(minutes: str, source: str) -> float:
         seconds = float(minutes) * 60
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError.at(
-            source, "timeouts.collective_s", f"got {shorten(minutes)}, expected a positive number of minutes"
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise ConfigError(
+            f"{source}: got {shorten(minutes)}, expected a positive number of minutes of at most "
+            f"{MAX_TIMEOUT_S // 60:.0f}",
+            source=source,
+            key="timeouts.collective_s",
         )
     return seconds

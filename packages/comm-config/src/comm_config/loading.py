@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from comm_config.compression import check_options
-from comm_config.deepspeed import log_training, our_part
+from comm_config.deepspeed import log_training, our_part, written_key
 from comm_config.environment import environment_settings, warn_unknown
 from comm_config.errors import ConfigError, shorten
 from comm_config.files import FILE_VARIABLE, read_object
@@ -98,8 +99,7 @@ def _document(source: object, environ: Mapping[str, str]) -> Layer:
         path = environ.get(FILE_VARIABLE, "").strip()
         return _file(path, f"file {path} (named by {FILE_VARIABLE})") if path else {}
     if isinstance(source, Mapping):
-        log_training(source, _DICT)
-        return _layer(validate(our_part(source), _DICT), _DICT)
+        return _of_document(source, _DICT)
     if not isinstance(source, (str, os.PathLike)):
         kind = type(source).__name__
         raise ConfigError(f"got a configuration of type {kind}, expected a dict, a path, a CommConfig or None")
@@ -110,9 +110,12 @@ def _document(source: object, environ: Mapping[str, str]) -> Layer:
 
 
 def _file(path: str, label: str) -> Layer:
-    document = read_object(path, label)
+    return _of_document(read_object(path, label), label)
+
+
+def _of_document(document: Mapping[str, Any], label: str) -> Layer:
     log_training(document, label)
-    return _layer(validate(our_part(document), label), label)
+    return _layer(validate(our_part(document), label, partial(written_key, document)), label)
 
 
 def _overrides(overrides: Mapping[str, Any]) -> Iterator[Layer]:

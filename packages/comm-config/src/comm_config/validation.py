@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -42,16 +42,17 @@ _REWORDED = (
 )
 
 
-def validate(document: Mapping[str, Any], source: str) -> CommConfig:
+def validate(document: Mapping[str, Any], source: str, written: Callable[[str], str] = str) -> CommConfig:
     """Return the settings of ``document``, which may hold any part of them.
 
+    :param written: returns the key that the user wrote for one of ours
     :raises ConfigError: an unknown key or a wrong value; all of them are named, or the first ones of many
     """
     try:
         return CommConfig.model_validate(document)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        problems = [_problem(details) for details in found[:_MOST_NAMED]]
+        problems = [(written(key), text) for key, text in map(_problem, found[:_MOST_NAMED])]
     lines: list[str] = []
     length = 0
     for key, text in problems:

@@ -120,11 +120,19 @@ def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
     return _resolved(config, {name.replace("__", "."): value for name, value in overrides.items()})
 
 
-def _resolved(config: Any, overrides: Mapping[str, Any]) -> comm_config.Settings:
+def _resolved(config: Any, overrides: Mapping[str, Any], names: Mapping[str, str] = {}) -> comm_config.Settings:
+    """Return the settings in force.
+
+    Args:
+        names: of the arguments of ``init_distributed``, by the key that each sets.
+    """
     try:
         return comm_config.resolve(_plain(config), overrides=overrides)
     except comm_config.ConfigError as error:
-        raise ConfigurationError(str(error)) from error
+        text = str(error)
+        if error.source == "argument" and error.key in names:
+            text = text.replace(f"argument: {error.key}", f"init_distributed: {names[error.key]}", 1)
+        raise ConfigurationError(text) from error
 
 
 def names_comms_logger(config: Any) -> bool:
@@ -178,7 +186,7 @@ def initialize(options: InitOptions) -> InitResult:
             )
         _check_limits_early(options)
     try:
-        settings = _resolved(options.config, _overrides(options))
+        settings = _resolved(options.config, _overrides(options), _ARGUMENTS)
     except ConfigurationError as error:
         if not (active.is_active() or c10d.is_initialized() or options.dist_init_required is False):
             _report_to_peers(options, error)
@@ -233,6 +241,16 @@ def _let_go(error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
+
+
+#: The argument of ``init_distributed`` that sets a key.
+_ARGUMENTS = {
+    "process_group.backend": "dist_backend",
+    "process_group.init_method": "init_method",
+    "timeouts.collective_s": "timeout",
+    "launch.master_port": "distributed_port",
+    "launch.auto_mpi_discovery": "auto_mpi_discovery",
+}
 
 
 def _overrides(options: InitOptions) -> dict[str, Any]:
