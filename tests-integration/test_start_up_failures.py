@@ -443,9 +443,11 @@ def test_a_rank_that_cannot_go_on_tells_the_others(bare_pools: Pools) -> None:
     """Rather than leaving them to wait for it."""
     nccl = {"config": {"process_group": {"backend": "mpi"}}}
     first, second = bare_pools(2).run(attempt, {}, config=per_rank([{}, nccl["config"]]))
-    assert second.text.startswith("BackendUnavailableError: backend 'mpi' cannot be used: ")
+    assert second.text.startswith(
+        "BackendUnavailableError: configuration dict: process_group.backend: backend 'mpi' cannot be used: "
+    )
     assert first.text.startswith(f"BackendUnavailableError: init_distributed: rank 1 (pid {second.pid} on ")
-    assert "cannot go on: backend 'mpi' cannot be used" in first.text
+    assert "cannot go on: configuration dict: process_group.backend: backend 'mpi' cannot be used" in first.text
     assert max(first.took_s, second.took_s) < LIMIT_S
     works(bare_pools(2), 2)
 

@@ -92,7 +92,7 @@ def test_a_library_that_needs_it_is_refused_with_the_remedy(empty: Path) -> None
     ((code, _, errors),) = run_ranks_without_proc(empty, "ccl", 1, CCL_OFI_LIBRARY_PATH="/no/such/library")
     assert code == 1
     last = errors.splitlines()[-1]
-    assert "BackendUnavailableError: backend 'ccl' cannot be used: ranks share memory through /proc" in last
+    assert "BackendUnavailableError: init_distributed: dist_backend: backend 'ccl' cannot be used: ranks share" in last
     assert "mount it (mount -t proc proc /proc), or use dist_backend='gloo'" in last
 
 

@@ -25,3 +25,12 @@ def test_a_wrong_argument_has_the_name_that_the_program_gave(arguments: dict[str
     with pytest.raises(dist.ConfigurationError) as found:
         dist.init_distributed(**arguments, verbose=False)
     assert str(found.value).startswith(text)
+
+
+def test_a_backend_that_cannot_be_had_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMM_PROCESS_GROUP__BACKEND", "glooo")
+    start = "^environment variable COMM_PROCESS_GROUP__BACKEND: process_group.backend: backend 'glooo' is not installed"
+    with pytest.raises(dist.BackendUnavailableError, match=start):
+        dist.init_distributed(verbose=False)
+    with pytest.raises(dist.BackendUnavailableError, match=r"^init_distributed: dist_backend: backend 'glo' is"):
+        dist.init_distributed("glo", verbose=False)

@@ -22,7 +22,8 @@ def test_what_is_installed_is_listed_with_reasons() -> None:
 
 def test_a_misspelt_name_lists_what_there_is() -> None:
     with pytest.raises(
-        BackendUnavailableError, match=r"backend 'glooo' is not installed \(usable here: .*gloo.*check the"
+        BackendUnavailableError,
+        match=r"backend 'glooo' is not installed \(usable here: .*gloo.*check the spelling \(did you mean 'gloo'",
     ):
         selector.choose("glooo")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import cast
 
+from comm_config.errors import closest
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup, without_spaces
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
@@ -22,6 +23,7 @@ __all__ = [
     "available_backends",
     "choose",
     "known_backends",
+    "likely_backend",
     "unavailable_reasons",
     "warn_of_fall_back",
     "within_host",
@@ -163,6 +165,11 @@ def known_backends() -> set[str]:
     return {*available_backends(), *COMMON_BACKENDS}
 
 
+def likely_backend(name: str, known: Iterable[str]) -> str | None:
+    """Return the backend of which ``name`` is most likely a misspelling."""
+    return closest(name, known, cutoff=0.6)
+
+
 def choose(backend: str, device_type: str = "cpu") -> Choice:
     """Return the backend that somebody named.
 
@@ -216,7 +223,9 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
         found = available.get(name)
         if found is None:
             usable = ", ".join(sorted(name for name, one in available.items() if one.usable))
-            remedy = _REMEDIES.get(name, "check the spelling, or install the package that provides it")
+            guess = likely_backend(name, {*available, *COMMON_BACKENDS})
+            hint = f" (did you mean {guess!r}?)" if guess else ""
+            remedy = _REMEDIES.get(name, f"check the spelling{hint}, or install the package that provides it")
             broken = [f"{one.reason}; {one.remedy}" for one in available.values() if isinstance(one, _OfPackage)]
             why = f", or its package cannot be used: {'; '.join(broken)}; else" if broken else ";"
             return f"backend {name!r} is not installed (usable here: {usable}){why} {remedy}"

@@ -86,7 +86,7 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     mine = _own_record(launch, settings, kind)
     named = settings.process_group.backend
     try:
-        choice = selector.choose(named, kind) if named is not None else None
+        choice = _named_choice(named, kind, settings.sources["process_group.backend"]) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
         if launch.world_size > 1:
             mine = replace(mine, versions={**mine.versions, **code_digests()})
@@ -106,6 +106,14 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     peer = _peer(launch, agreed["host_of"], agreed["addresses"])
     device, processes = agreed["devices"][launch.rank], _processes(agreed)
     return RendezvousResult(launch, agreed["host_of"], choice, point, peer, kind, device, processes)
+
+
+def _named_choice(named: str, kind: str, source: str) -> selector.Choice:
+    try:
+        return selector.choose(named, kind)
+    except BackendUnavailableError as error:
+        where = "init_distributed: dist_backend" if source == "argument" else f"{source}: process_group.backend"
+        raise BackendUnavailableError(f"{where}: {error}") from None
 
 
 def _peer(launch: LaunchInfo, host_of: Sequence[int], addresses: Sequence[str | None]) -> str | None:

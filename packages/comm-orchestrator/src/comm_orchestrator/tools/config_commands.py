@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 import comm_config
-from comm_config.errors import closest
 from comm_orchestrator import selector
 from comm_orchestrator.tools.output import printable
 
@@ -79,7 +78,7 @@ def _backend_errors(config: comm_config.CommConfig) -> list[str]:
         name = part.rpartition(":")[2]
         if name not in selector.COMMON_BACKENDS and name not in (known := selector.known_backends()):
             source = comm_config.sources_of(config)["process_group.backend"]
-            guess = closest(name, known, cutoff=0.6)
+            guess = selector.likely_backend(name, known)
             hint = f"; did you mean {guess!r}?" if guess else ""
             errors.append(
                 f"{source}: process_group.backend: got {name!r}, expected one of {', '.join(sorted(known))}{hint}"
