@@ -163,3 +163,8 @@ def test_a_world_of_one_needs_no_port(monkeypatch: pytest.MonkeyPatch, agents: s
     with socket.create_server(("127.0.0.1", 0)) as taken:
         alone = LaunchInfo("arguments", 0, 1, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
         assert isinstance(opened(None, alone).store, HashStore)
+
+
+def test_a_scheme_that_nobody_serves() -> None:
+    with pytest.raises(LaunchError, match="handler for http://; expected env://, tcp://host:port or file:///path"):
+        opened("http://a:1")

@@ -117,7 +117,7 @@ def test_a_heterogeneous_job_whose_lists_describe_one_component() -> None:
         ({"SLURM_PROCID": "7"}, r"rank: got 7 \(environment variable SLURM_PROCID\); expected 0 to 6"),
         ({"SLURM_PROCID": "x"}, "environment variable SLURM_PROCID: got 'x'; expected an integer"),
         ({"SLURM_LOCALID": "2"}, r"local rank: got 2 \(.*LOCALID\); expected less than the local world size of 2"),
-        ({"SLURM_STEP_ID": ""}, "environment variable SLURM_STEP_ID: got ''; expected an integer"),
+        ({"SLURM_STEP_ID": ""}, "environment variable SLURM_STEP_ID: got ''; expected an integer: correct or unset it"),
     ],
 )
 def test_contradictions_inside(changes: dict[str, str], message: str) -> None:

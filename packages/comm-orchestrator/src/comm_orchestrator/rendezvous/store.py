@@ -159,8 +159,11 @@ def _torchs_own(url: str, launch: LaunchInfo, limit: timedelta) -> Store:
     try:
         store: Store = next(rendezvous(url, launch.rank, launch.world_size, timeout=limit))[0]
     except (RuntimeError, ValueError, OSError) as error:
+        unknown = "No rendezvous handler" in str(error)
+        expected = "; expected env://, tcp://host:port or file:///path" if unknown else ""
         raise LaunchError(
             f"init_distributed: rank {launch.rank} of {launch.world_size} cannot meet the others at {url}: {error}"
+            f"{expected}"
         ) from error
     return store
 

@@ -108,5 +108,5 @@ def integer(environ: Mapping[str, str], variable: str) -> int:
         return int(environ[variable])
     except ValueError:
         raise LaunchError(
-            f"environment variable {variable}: got {environ[variable]!r:.60}; expected an integer"
+            f"environment variable {variable}: got {environ[variable]!r:.60}; expected an integer: correct or unset it"
         ) from None
