@@ -168,3 +168,8 @@ def test_a_world_of_one_needs_no_port(monkeypatch: pytest.MonkeyPatch, agents: s
 def test_a_scheme_that_nobody_serves() -> None:
     with pytest.raises(LaunchError, match="handler for http://; expected env://, tcp://host:port or file:///path"):
         opened("http://a:1")
+
+
+def test_an_ipv6_address_in_brackets() -> None:
+    launch = replace(LAUNCH, master_addr="[::1]", master_port=1)
+    assert store._masters(launch, 2).host == "::1"

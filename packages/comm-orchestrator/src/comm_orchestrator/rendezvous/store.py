@@ -152,7 +152,10 @@ def _masters(launch: LaunchInfo, default_port: int) -> _Address:
             "host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
         )
     port = default_port if launch.master_port is None else launch.master_port
-    return _Address(launch.master_addr, port, launch.sources.get("master_addr", launch.launcher))
+    host = launch.master_addr
+    if host.startswith("[") and host.endswith("]"):  # an IPv6 address as in a URL, which no resolver knows
+        host = host[1:-1]
+    return _Address(host, port, launch.sources.get("master_addr", launch.launcher))
 
 
 def _torchs_own(url: str, launch: LaunchInfo, limit: timedelta) -> Store:
