@@ -182,8 +182,9 @@ def test_a_secret_in_the_environment(bare_pools: Pools) -> None:
     assert [one for one, _ in pool.run(attempt, secrets("a", "a"))] == ["sum 2"] * 2
     first, second = pool.run(attempt, secrets("a", "b"), limit_s=3.0)
     assert first[0].startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come within 3 s")
-    assert second[0].startswith("LaunchError: init_distributed: rank 1 of 2: the store at 127.0.0.1:")
-    assert "is signed with another secret" in second[0]
+    assert "says that its COMM_JOB_SECRET is not that of rank 0" in first[0]
+    assert second[0].startswith("LaunchError: init_distributed: rank 1 of 2: rank 0 (pid ")
+    assert "has another COMM_JOB_SECRET than this rank; set it to the same text on every rank" in second[0]
     first, second = pool.run(attempt, secrets("a", ""), limit_s=3.0)
     assert "has COMM_JOB_SECRET in its environment, and this rank has not" in second[0]
     assert [one for one, _ in pool.run(attempt, {})] == ["sum 2"] * 2

@@ -16,7 +16,7 @@ from comm_backend_ccl.any_source import AnySource
 from comm_backend_ccl.peers import this_process
 from comm_backend_ccl.store_messages import StoreMessages
 from comm_backend_ccl.tables import ONECCL_DTYPES
-from comm_orchestrator.rendezvous import authentication, join, protocol, store
+from comm_orchestrator.rendezvous import authentication, greeting, join, protocol
 from comm_orchestrator.rendezvous.authentication import Seal
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, counted
 from comm_orchestrator.rendezvous.records import (
@@ -83,7 +83,7 @@ def _verdict(data: bytes) -> None:
 
 
 def _greeting(data: bytes) -> None:
-    found = store._greeting(_stored("comm/server", data), Deadline(0.0))
+    found = greeting.read_greeting(_stored("comm/server", data), Deadline(0.0))
     assert found is not None
     f"pid {found['pid']} on {found['host']:.60} {found['job']!r:.60} {found['id']}".encode()
 

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from comm_config import resolve
-from comm_orchestrator.rendezvous import store
+from comm_orchestrator.rendezvous import greeting, store
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import PortInUseError
 from comm_utils.errors import CommTimeoutError, LaunchError
@@ -80,11 +80,11 @@ def test_who_gave_up_does_not_end_a_later_start_in_the_same_store() -> None:
     first = store._host(address, LAUNCH, LIMIT, None)
     second = store._host(address, LAUNCH, LIMIT, None)
     first.given_up()
-    found = store._greeting(held, Deadline(0.0))
+    found = greeting.read_greeting(held, Deadline(0.0))
     assert found is not None
     assert not found["ended"]
     second.given_up()
-    found = store._greeting(held, Deadline(0.0))
+    found = greeting.read_greeting(held, Deadline(0.0))
     assert found is not None
     assert found["ended"]
 

@@ -18,13 +18,10 @@ from typing import Any, ClassVar
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous
 
 import comm_config
-from comm_config.secret import SECRET_VARIABLE
 from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.authentication import (
     Seal,
-    can_share_secrets,
     environment_secret,
-    file_secret,
     keeps_secrets,
     share_secret,
 )
@@ -36,6 +33,15 @@ from comm_orchestrator.rendezvous.client import (
     unreachable_reason,
     wait_for_listener,
 )
+from comm_orchestrator.rendezvous.greeting import (
+    FREE_PORT,
+    GREETING,
+    authenticated,
+    leave_refusal_hint,
+    read_greeting,
+    refusal_hint,
+    scope_of,
+)
 from comm_orchestrator.rendezvous.init_method import parsed
 from comm_orchestrator.rendezvous.protocol import MOST_RECORD_BYTES, Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
@@ -44,12 +50,6 @@ from comm_utils.launch import LaunchInfo
 
 __all__ = ["open_store"]
 
-_REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
-_MOST_GREETING_BYTES = 4096
-_GREETING = "comm/server"
-# How long rank 0 may take from its store's first answer to its own first word there. Its client asks the name service
-# for the name of its address before, which takes 30 s where three name servers are silent.
-_SILENT_S = 40.0
 # How long the last store of this process, or of the one before it, may take to leave its port.
 _CLOSING_S = 3.0
 # On a machine whose cores are all taken a single attempt may last longer than that.
@@ -134,7 +134,8 @@ def open_store(
             return _agents(address, launch, limit, deadline, secret)
     if launch.world_size > 1 and address.port == 0:
         raise LaunchError(
-            f"init_distributed: port: got 0, which each of {launch.world_size} ranks would choose for itself; {_REMEDY}"
+            f"init_distributed: port: got 0, which each of {launch.world_size} ranks would choose for itself; "
+            f"{FREE_PORT}"
         )
     if launch.rank == 0:
         try:
@@ -248,27 +249,24 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
     if secret is None and launch.world_size > 1 and _on_one_host(address, launch):
         secret = share_secret(identity)
         server["secret"] = "none" if secret is None else "file"
-    seal = Seal(secret, _scope(address.port or store.port))
+    seal = Seal(secret, scope_of(address.port or store.port))
 
-    greeting, farewell = (seal.sign(_GREETING, {**server, "ended": ended}) for ended in (False, True))
-    store.set(_GREETING, greeting)
+    greeting, farewell = (seal.sign(GREETING, {**server, "ended": ended}) for ended in (False, True))
+    store.set(GREETING, greeting)
 
     def given_up() -> None:
-        store.compare_set(_GREETING, greeting, farewell)  # not over that of a later start in the same store
+        store.compare_set(GREETING, greeting, farewell)  # not over that of a later start in the same store
 
+    world = _world_of(server, store)
     return RendezvousPoint(
-        _world_of(server, store),
+        world,
         True,
         own,
         f"at {address}",
-        lambda: unreachable_reason(address.host, store.port),
+        lambda: refusal_hint(world) or unreachable_reason(address.host, store.port),
         seal.scoped(identity),
         given_up=given_up,
     )
-
-
-def _scope(port: int) -> str:
-    return f"store at port {port}"
 
 
 def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TCPStore, str | None]:
@@ -305,13 +303,15 @@ def _in_anothers(
         short = Deadline(1.0)
         wait_for_listener(address.host, address.port, short, "")
         store = connect(address.host, address.port, short, limit)
-        server = _greeting(store, Deadline(0.0))
+        server = read_greeting(store, Deadline(0.0))
         if server is not None and server["job"] == launch.job_id:
-            seal = _authenticated(store, server, address, launch, secret)
+            seal = authenticated(
+                store, server, str(address), scope_of(address.port), _on_one_host(address, launch), secret
+            )
             return RendezvousPoint(_world_of(server, store), False, None, f"at {address}", seal=seal)
     except (LaunchError, CommTimeoutError, RuntimeError):
         pass
-    raise LaunchError(f"init_distributed: rank 0 of {launch.world_size}: {error}; {_REMEDY}") from error
+    raise LaunchError(f"init_distributed: rank 0 of {launch.world_size}: {error}; {FREE_PORT}") from error
 
 
 def _join(
@@ -323,7 +323,7 @@ def _join(
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source)
             store = connect(address.host, address.port, deadline, limit, explain=False)
-            server = _greeting(store, deadline, str(address))
+            server = read_greeting(store, deadline, str(address))
         except (ConnectionEndedError, RuntimeError) as error:
             if isinstance(error, LaunchError):
                 raise LaunchError(f"{who}: {error}") from None
@@ -340,12 +340,12 @@ def _join(
         if server is None:
             raise CommTimeoutError(
                 f"{who}: a store answers at {address}, but rank 0 has written nothing there in time, so it may be "
-                f"another program's; {_REMEDY}"
+                f"another program's; {FREE_PORT}"
             )
         if server["job"] != launch.job_id:
             raise LaunchError(
                 f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
-                f"{server['host']}; this is {launch.job_id}); {_REMEDY}"
+                f"{server['host']}; this is {launch.job_id}); {FREE_PORT}"
             )
         known = server["id"] in _Process.servers
         if server.get("ended", False) and not known:
@@ -356,10 +356,14 @@ def _join(
                 continue
         if not known:
             try:
-                seal = _authenticated(store, server, address, launch, secret)
+                seal = authenticated(
+                    store, server, str(address), scope_of(address.port), _on_one_host(address, launch), secret
+                )
             except LaunchError as error:
                 if _is_replaced(store, server) and deadline.pause(None):
                     continue  # it was rank 0's last store
+                if secret is not None or server["secret"] == "environment":
+                    leave_refusal_hint(_world_of(server, store))
                 raise LaunchError(f"{who}: {error}") from None
             _Process.servers.add(server["id"])
             return RendezvousPoint(_world_of(server, store), False, own, f"at {address}", seal=seal)
@@ -376,65 +380,7 @@ def _hung_up(address: _Address, seen: str) -> str:
 def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:
     """Return True where ``store`` is gone, or serves another world than ``server``, which was read from it."""
     try:
-        now = _greeting(store, Deadline(0.0))
+        now = read_greeting(store, Deadline(0.0))
     except (RuntimeError, LaunchError):
         return True
     return now is None or now["id"] != server["id"]
-
-
-def _greeting(store: Store, deadline: Deadline, where: str = "") -> dict[str, Any] | None:
-    """Read what the server of a store says about itself, not authenticated yet; None where it says nothing in time.
-
-    Args:
-        where: the store is, for the log.
-
-    Raises:
-        LaunchError: it is malformed.
-    """
-    limit = Deadline(min(_SILENT_S, max(0.0, deadline.left_s())))
-    while not store.check([_GREETING]):
-        if not limit.pause(lambda: f"for rank 0 to write to the store at {where}, which answers"):
-            return None
-    found = Seal().check(_GREETING, store.get(_GREETING), _MOST_GREETING_BYTES)
-    well_formed = (
-        isinstance(found, dict)
-        and all(isinstance(found.get(name), str) for name in ("id", "host", "secret"))
-        and type(found.get("pid")) is int
-        and type(found.get("ended", False)) is bool
-        and isinstance(found.get("job", 0), str | None)
-    )
-    if not well_formed:
-        raise LaunchError(f"the store says {found!r:.60} about itself, which no rank 0 writes; {_REMEDY}")
-    greeting: dict[str, Any] = found
-    return greeting
-
-
-def _authenticated(
-    store: Store, server: Mapping[str, Any], address: _Address, launch: LaunchInfo, secret: bytes | None
-) -> Seal:
-    """Check that rank 0 of this job made the store; return the seal of its records.
-
-    Raises:
-        LaunchError: another program made it, or rank 0 has another secret.
-    """
-    claimed = f"pid {server['pid']} on {server['host']:.60}, as it says"
-    if secret is None and server["secret"] == "environment":
-        raise LaunchError(
-            f"rank 0 ({claimed}) has {SECRET_VARIABLE} in its environment, and this rank has not; set it to the same "
-            "text on every rank"
-        )
-    if secret is None and (server["secret"] == "file" or _on_one_host(address, launch)):
-        secret = file_secret(server["id"])
-        if secret is None and (server["secret"] == "file" or can_share_secrets()):
-            raise LaunchError(
-                f"the store at {address} ({claimed}) is not that of rank 0 of this job: it shares no secret with this "
-                f"user (uid {os.getuid()}) on {socket.gethostname()}; set MASTER_PORT (or distributed_port) to a free "
-                f"port, or, where the ranks have different users or files, {SECRET_VARIABLE} to the same random text "
-                "on every rank"
-            )
-    seal = Seal(secret, _scope(address.port))
-    try:
-        seal.check(_GREETING, store.get(_GREETING), _MOST_GREETING_BYTES)
-    except LaunchError as error:
-        raise LaunchError(f"the store at {address} ({claimed}) is not that of rank 0 of this job: {error}") from None
-    return seal.scoped(server["id"])
