@@ -399,6 +399,33 @@ def test_settings_that_mean_nothing_are_named(rank_environment: dict[str, Any]) 
         assert "CCL_SHARED_MEMORY_LEARNING: got 'no', expected 0 or 1; the fastest is measured" in outcome.stderr
 
 
+# --- arithmetic
+
+
+def run_flushing(flushes: list[bool], late: int) -> list[float]:
+    """Reduce denormals while threads flush them; the rank that is late waits in its progress thread."""
+    tiny = torch.full((1000,), 1e-39)
+    dist.all_reduce(torch.ones(1), async_op=True).wait()  # from here on there is a progress thread
+    torch.set_flush_denormal(flushes[dist.get_rank()])
+    try:
+        if dist.get_rank() != late:
+            time.sleep(0.3)
+        work = dist.all_reduce(tiny, async_op=True)
+        if dist.get_rank() == late:
+            time.sleep(0.6)
+        work.wait()
+    finally:
+        torch.set_flush_denormal(False)
+    return sorted(set(tiny.tolist()))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("flushes", [[True, True], [True, False]], ids=["all ranks", "one rank"])
+def test_threads_that_flush_denormals_get_the_same_bits(shared: Pools, flushes: list[bool], late: int) -> None:
+    tiny = torch.full((1000,), 1e-39)
+    assert shared(2).run(run_flushing, flushes, late) == [sorted(set((tiny + tiny).tolist()))] * 2
+
+
 # --- memory
 
 

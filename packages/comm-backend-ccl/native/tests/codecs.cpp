@@ -3,6 +3,7 @@
 #include "kernels/kernels.hpp"
 
 #include "check.hpp"
+#include "float_mode.hpp"
 #include "reference.hpp"
 
 #include <cmath>
@@ -98,6 +99,32 @@ TEST(codecs_give_the_same_bits) {
 }
 
 TEST(codecs_keep_their_bounds) {
+TEST(codecs_do_not_depend_on_the_float_mode_of_the_thread) {
+    Random random{options.seed};
+    constexpr size_t count = 1000, block = 128;
+    for (int codec = 0; codec < shm::codecs; ++codec) {
+        for (const Kind kind : {usual, wide, tiny}) {
+            const shm::Codecs &build = shm::kernels().codecs;
+            const Values source = values_of(kind, count, random), error = values_of(tiny, count, random);
+            const Coded expected = coded(build, codec, source, &error, block);
+            Values total = source, mode_total = source, lost = error, mode_lost = error;
+            std::vector<char> wire(expected.wire.size()), mode_wire = wire;
+            const void *const wires[] = {expected.wire.data()};
+            build.decode_reduce_encode(codec, wires, 1, total.data(), 3.0f, lost.data(), count, block, wire.data());
+            const OtherFloatMode mode;
+            const Coded got = coded(build, codec, source, &error, block);
+            build.decode_reduce_encode(codec, wires, 1, mode_total.data(), 3.0f, mode_lost.data(), count, block,
+                                       mode_wire.data());
+            CHECK(got.wire == expected.wire && same_bits(got.error, expected.error) &&
+                      same_bits(got.decoded, expected.decoded) && same_bits(got.added, expected.added),
+                  "codec " << codec << ", kind " << kind);
+            CHECK(mode_wire == wire && same_bits(mode_total, total) && same_bits(mode_lost, lost),
+                  "codec " << codec << ", kind " << kind << " in one pass");
+            CHECK(mode.is_set(), "codec " << codec << " changed the mode of its caller");
+        }
+    }
+}
+
     Random random{options.seed};
     constexpr size_t count = 5000, block = 256;
     for (int codec = 0; codec < shm::codecs; ++codec) {

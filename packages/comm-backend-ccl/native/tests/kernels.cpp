@@ -3,6 +3,7 @@
 #include "kernels/kernels.hpp"
 
 #include "check.hpp"
+#include "float_mode.hpp"
 #include "reference.hpp"
 
 #include <array>
@@ -229,7 +230,7 @@ TEST(kernels_round_16_bit_floats) {
 }
 
 // Every pair of: zeros, denormals, the smallest and largest normal number, 1, infinities and NaN, with both signs.
-// Instructions for the least and the greatest differ in which zero they take.
+// Instructions for the least and the greatest differ in which zero they take. The thread's mode changes nothing.
 std::vector<uint64_t> extremes(int fraction_bits, int exponent_bits) {
     const uint64_t one = 1, infinite = ((one << exponent_bits) - 1) << fraction_bits;
     std::vector<uint64_t> found;
@@ -268,7 +269,12 @@ TEST(kernels_combine_extremes) {
                 reduce(dtype, op, expected.data(), inputs, count);
                 for (const shm::Kernels *build : builds()) {
                     void *outputs[] = {found.data()};
-                    build->reduce(dtype, op, outputs, 1, inputs.data(), static_cast<int>(inputs.size()), count, false);
+                    {
+                        const OtherFloatMode mode;
+                        build->reduce(dtype, op, outputs, 1, inputs.data(), static_cast<int>(inputs.size()), count,
+                                      false);
+                        CHECK(mode.is_set(), build->name << " changed the mode of its caller");
+                    }
                     const size_t at = difference(dtype, found.data(), expected.data(), count);
                     CHECK(at == count, build->name << ", dtype " << dtype << ", op " << op << " of "
                                                    << shown(dtype, first.data(), at) << " and "

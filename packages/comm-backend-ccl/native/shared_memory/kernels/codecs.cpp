@@ -3,6 +3,7 @@
 #include "kernels/codecs.hpp"
 
 #include "kernels/float16.hpp"
+#include "kernels/float_mode.hpp"
 #include "kernels/scales.hpp"
 #include "kernels/signs.hpp"
 
@@ -236,6 +237,7 @@ float scale_in(int codec, const void *wire, size_t number) {
 }
 
 void encode(int codec, const float *source, float *error, size_t count, size_t block, void *wire) {
+    const DefaultFloatMode usual;
     for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
         float unscaled, *scale = has_blocks(codec) ? static_cast<float *>(wire) + number : &unscaled;
         encode_one(codec, source + at, error == nullptr ? nullptr : error + at, part, scale,
@@ -244,6 +246,7 @@ void encode(int codec, const float *source, float *error, size_t count, size_t b
 }
 
 void decode(int codec, const void *wire, float *target, size_t count, size_t block, bool adds) {
+    const DefaultFloatMode usual;
     for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
         decode_one(codec, static_cast<const uint8_t *>(wire) + begin, scale_in(codec, wire, number), target + at, part,
                    adds);
@@ -272,6 +275,7 @@ void reduce_signs(const void *const *wires, size_t inputs, float *total, float d
 
 void decode_reduce_encode(int codec, const void *const *wires, size_t inputs, float *total, float divisor, float *error,
                           size_t count, size_t block, void *wire) {
+    const DefaultFloatMode usual;
     if (codec == codec_onebit && inputs > 0) {
         const auto with_error = divisor != 1.0f ? reduce_signs<true, true> : reduce_signs<false, true>;
         const auto without = divisor != 1.0f ? reduce_signs<true, false> : reduce_signs<false, false>;

@@ -3,6 +3,7 @@
 #include "kernels/kernels.hpp"
 
 #include "kernels/float16.hpp"
+#include "kernels/float_mode.hpp"
 
 #include <algorithm>
 #include <type_traits>
@@ -393,6 +394,7 @@ void reduce_any(int dtype, int op, void *output, const void *const *inputs, int 
 
 void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
             size_t count, bool streams) {
+    const DefaultFloatMode usual;
     if (output_count == 1) {
         reduce_any(dtype, op, outputs[0], inputs, input_count, count);
         return;
