@@ -528,6 +528,35 @@ def test_sizes_of_messages_are_compared(rank_environment: dict[str, Any]) -> Non
     assert "rank 1 sends 3 x float32, and rank 0 expects 4 x float32" in text
 
 
+def run_different_dtypes(sent: torch.dtype, expected: torch.dtype) -> str:
+    dist.init_distributed("ccl", verbose=False)
+    if dist.get_rank():
+        dist.isend(torch.zeros(16, dtype=torch.uint8).view(sent), 0)
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.barrier()
+        return ""
+    with pytest.raises(dist.CollectiveMismatchError) as raised:
+        dist.recv(torch.zeros(16, dtype=torch.uint8).view(expected), 1)
+    return str(raised.value)
+
+
+@needs_ccl
+@pytest.mark.parametrize(
+    ("sent", "expected", "text"),
+    [
+        (torch.complex64, torch.complex128, "16 bytes of complex64, and rank 0 expects 16 bytes of complex128"),
+        (torch.float8_e4m3fn, torch.uint8, "16 bytes of float8_e4m3fn, and rank 0 expects 16 x uint8"),
+        (torch.bool, torch.float8_e5m2, "16 x bool, and rank 0 expects 16 bytes of float8_e5m2"),
+    ],
+)
+def test_dtypes_of_messages_are_compared(
+    sent: torch.dtype, expected: torch.dtype, text: str, rank_environment: dict[str, Any]
+) -> None:
+    unwatched = {"COMM_CHECKS__ENABLED": "false"}  # the watch may find it sooner than the engine
+    found = run_ranks(run_different_dtypes, 2, sent, expected, timeout_s=60, env=rank_environment | SHARED | unwatched)
+    assert f"rank 1 sends {text}" in found[0]
+
+
 def run_through_the_store() -> list[str]:
     """On oneCCL: what nobody receives is bounded, and refused before it is sent; sizes and dtypes are compared."""
     from comm_backend_ccl import store_messages

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from comm_backend_ccl.tables import DTYPES, ONECCL_DTYPES, ONECCL_OPS, OPS, Operation
+from comm_backend_ccl.tables import DTYPES, MESSAGE_DTYPES, ONECCL_DTYPES, ONECCL_OPS, OPS, Operation
 from comm_utils import operations
 from comm_utils.reduce_op import ReduceOp
 
@@ -59,6 +59,12 @@ def test_dtypes_and_reductions_are_numbered_alike(name: str, python: dict[object
 def test_both_engines_agree() -> None:
     assert ONECCL_DTYPES.items() <= DTYPES.items()
     assert ONECCL_OPS.items() <= OPS.items()
+
+
+def test_every_dtype_of_torch_has_a_code_in_messages() -> None:
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    assert found == set(MESSAGE_DTYPES)
+    assert len(set(MESSAGE_DTYPES.values())) == len(found)
 
 
 def test_the_table_has_the_native_codes() -> None:

@@ -197,6 +197,10 @@ def test_codes_are_those_of_native_code() -> None:
     named = {"RECEIVE": "recv"}
     assert codes["operations"] == tuple(named.get(one.name, one.name.lower()) for one in tables.Operation)
     assert codes["dtypes"] == tuple(str(one).removeprefix("torch.") for one in tables.DTYPES)
+    names = (*codes["dtypes"], *codes["message_dtypes"])
+    here = {getattr(torch, name): code for code, name in enumerate(names) if hasattr(torch, name)}
+    assert here == tables.MESSAGE_DTYPES
+    assert len(names) < tables.OTHER_DTYPE
     assert [parse_reduce_op(one) for one in codes["ops"]] == list(tables.OPS)
     assert codes["codecs"] == tuple(tables.CODECS)
     assert list(tables.CODECS.values()) == list(range(len(tables.CODECS)))

@@ -71,3 +71,12 @@ def test_an_interrupted_wait_loses_no_message(name: str, calls: int, after: bool
     # The messages have left the store, of which only the count of waiting bytes is there.
     receiver.within(receiver.receive(torch.zeros(1), 0, TAG), 0.0)
     assert store.num_keys() == 1
+
+
+def test_dtypes_of_messages_are_compared() -> None:
+    store = HashStore()
+    sender, receiver = StoreMessages(store, 0, 2), StoreMessages(store, 1, 2)
+    sender.send(torch.ones(2, dtype=torch.complex64), 1, TAG)
+    receive = receiver.receive(torch.zeros(1, dtype=torch.complex128), 0, TAG)
+    with pytest.raises(RuntimeError, match=r"16 bytes of torch\.complex64 .* expects 16 bytes of torch\.complex128"):
+        receiver.within(receive, 10.0)

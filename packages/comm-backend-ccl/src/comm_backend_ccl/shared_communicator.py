@@ -139,6 +139,7 @@ class SharedCommunicator(Communicator):
                 call.tag,
                 None if what is AS_IT_TRAVELS else (what.text, what.digest),
                 call.name,
+                None if source.dtype in DTYPES else source.dtype,
             )
         except MemoryError as error:  # the others get an error, too
             name = call.name or call.operation.name.lower()

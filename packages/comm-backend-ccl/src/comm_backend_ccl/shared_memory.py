@@ -13,7 +13,7 @@ import torch
 
 from comm_backend_ccl import host_profile
 from comm_backend_ccl.native_module import LOAD_ERROR, NATIVE
-from comm_backend_ccl.tables import CALL_CODES, DTYPES, OPS, Operation
+from comm_backend_ccl.tables import CALL_CODES, DTYPES, MESSAGE_DTYPES, OPS, OTHER_DTYPE, Operation
 from comm_utils.flight_recorder.layout import CODES
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
@@ -240,6 +240,7 @@ def start(
     tag: int = 0,
     passed: tuple[str, int] | None = None,
     user_call: str = "",
+    message_dtype: torch.dtype | None = None,
 ) -> Pending | None:
     """Start an operation on memory that stays where it is; None if it is complete, else a handle.
 
@@ -251,6 +252,7 @@ def start(
         passed: what the program passed to a collective instead of that: a text that follows its description, and 64
             bits that ranks compare.
         user_call: in whose course it is, for the flight recorder; "" is the operation.
+        message_dtype: of a message in bytes, the dtype of its elements, which ranks compare.
 
     Raises:
         RuntimeError: it was refused.
@@ -258,7 +260,8 @@ def start(
     """
     code, value = DTYPES[dtype], OPS[op]
     counts = source_counts, target_counts
-    more = *(passed or (None, 0)), CALL_CODES.get(user_call, 0)
+    shown = 0 if message_dtype is None else MESSAGE_DTYPES.get(message_dtype, OTHER_DTYPE)
+    more = *(passed or (None, 0)), CALL_CODES.get(user_call, 0), shown
     return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag, *more)
 
 

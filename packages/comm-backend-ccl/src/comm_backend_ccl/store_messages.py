@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed import Store
 
-from comm_backend_ccl.tables import ONECCL_DTYPES
+from comm_backend_ccl.tables import MESSAGE_DTYPES, OTHER_DTYPE
 from comm_backend_ccl.work import ANY_SOURCE
 from comm_utils.errors import ArgumentError
 
@@ -28,8 +28,7 @@ MOST_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
 # At the head of a message: its bytes, and the code of its dtype.
 _HEAD = struct.Struct("<QI")
-_OTHER_DTYPE = 255
-_NAMES = {code: str(dtype) for dtype, code in ONECCL_DTYPES.items()}
+_NAMES = {code: str(dtype) for dtype, code in MESSAGE_DTYPES.items()}
 _NAPS_S = 0.0002, 0.005
 
 
@@ -114,7 +113,7 @@ class StoreMessages:
                 with suppress(RuntimeError):  # the store has gone
                     self._store.add("message/bytes", -count)
                 raise
-            content = _HEAD.pack(count, ONECCL_DTYPES.get(tensor.dtype, _OTHER_DTYPE)) + content
+            content = _HEAD.pack(count, MESSAGE_DTYPES.get(tensor.dtype, OTHER_DTYPE)) + content
             # Just before: the receiver waits without end for a number that an interrupted send leaves out.
             self._sent[to, tag] += 1
             self._store.set(f"{key}/0", content)  # type: ignore[arg-type]
@@ -177,7 +176,7 @@ class StoreMessages:
             self._refuse(receive, source, f"{len(first)} bytes at the head of a message")
             return
         count, dtype = _HEAD.unpack_from(first)
-        expected = tensor.nbytes, ONECCL_DTYPES.get(tensor.dtype, _OTHER_DTYPE)
+        expected = tensor.nbytes, MESSAGE_DTYPES.get(tensor.dtype, OTHER_DTYPE)
         if (count, dtype) != expected:
             self.disagreed = True
             receive.failure = (

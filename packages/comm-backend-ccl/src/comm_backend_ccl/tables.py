@@ -16,10 +16,12 @@ __all__ = [
     "CODECS",
     "DTYPES",
     "IN_SHARED_MEMORY",
+    "MESSAGE_DTYPES",
     "ONECCL_DTYPES",
     "ONECCL_OPS",
     "ON_ONECCL",
     "OPS",
+    "OTHER_DTYPE",
     "RECORDED_CODES",
     "Operation",
 ]
@@ -63,6 +65,25 @@ ONECCL_OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceO
 
 #: Codes of ``native/shared_memory/kernels/kernels.hpp``.
 DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
+_OF_MESSAGES_ALONE = (
+    *("complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+    *("qint8", "qint32", "quint8", "quint4x2", "quint2x4"),
+    *(f"{kind}{size}" for kind in ("int", "uint") for size in range(1, 8)),
+)
+#: Codes by which ranks compare the dtypes of messages, which may be any of torch's.
+MESSAGE_DTYPES: dict[torch.dtype, int] = {
+    **DTYPES,
+    **{
+        getattr(torch, name): code
+        for code, name in enumerate(_OF_MESSAGES_ALONE, start=len(DTYPES))
+        if hasattr(torch, name)
+    },
+}
+#: The code of a dtype that torch has and this table has not.
+OTHER_DTYPE = 255
+
 OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
 
 _NAMES = {row.native_code: row.name for row in operations.rows() if row.native_code >= 0}

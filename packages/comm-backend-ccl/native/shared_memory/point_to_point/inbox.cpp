@@ -13,10 +13,10 @@ namespace {
 // Whether a receive has room for exactly this message; the group fails where it has not.
 bool fits(Group &group, const Task &receive, int source, uint64_t bytes, uint32_t dtype) {
     const Request &request = receive.request;
-    if (bytes == request.bytes() && dtype == request.dtype) {
+    if (bytes == request.bytes() && dtype == request.announced_dtype()) {
         return true;
     }
-    group.fail_over({bytes, request.bytes(), dtype, request.dtype}, source, 0);
+    group.fail_over({bytes, request.bytes(), dtype, request.announced_dtype()}, source, 0);
     return false;
 }
 

@@ -22,7 +22,7 @@ public:
             char *slot = group.message_slot(me, to, sent);
             size_t used = 0;
             if (!begun_) {
-                const Announcement announcement{request.bytes(), request.dtype, request.tag};
+                const Announcement announcement{request.bytes(), request.announced_dtype(), request.tag};
                 std::memcpy(slot, &announcement, sizeof(announcement));
                 used = sizeof(announcement);
                 begun_ = true;

@@ -14,6 +14,39 @@ const char *const operation_names[operations] = {"all_reduce",     "reduce",    
                                                  "recv",           "gather",     "scatter",      "barrier"};
 const char *const dtype_names[dtypes] = {"int8",   "uint8",   "int16",   "uint16",  "int32",    "uint32", "int64",
                                          "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
+const char *const message_dtype_names[message_dtypes] = {"complex32",
+                                                         "complex64",
+                                                         "complex128",
+                                                         "float8_e4m3fn",
+                                                         "float8_e4m3fnuz",
+                                                         "float8_e5m2",
+                                                         "float8_e5m2fnuz",
+                                                         "float8_e8m0fnu",
+                                                         "float4_e2m1fn_x2",
+                                                         "bits8",
+                                                         "bits16",
+                                                         "bits1x8",
+                                                         "bits2x4",
+                                                         "bits4x2",
+                                                         "qint8",
+                                                         "qint32",
+                                                         "quint8",
+                                                         "quint4x2",
+                                                         "quint2x4",
+                                                         "int1",
+                                                         "int2",
+                                                         "int3",
+                                                         "int4",
+                                                         "int5",
+                                                         "int6",
+                                                         "int7",
+                                                         "uint1",
+                                                         "uint2",
+                                                         "uint3",
+                                                         "uint4",
+                                                         "uint5",
+                                                         "uint6",
+                                                         "uint7"};
 const char *const op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
 
 namespace {
@@ -25,8 +58,12 @@ uint32_t mixed(uint32_t before, uint64_t a, uint64_t b) {
 }
 
 std::string sized(uint64_t bytes, uint64_t dtype) {
-    return dtype < dtypes ? std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype]
-                          : std::to_string(bytes) + " bytes";
+    if (dtype < dtypes) {
+        return std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype];
+    }
+    const uint64_t other = dtype - dtypes;
+    return std::to_string(bytes) + " bytes of " +
+           (other < message_dtypes ? message_dtype_names[other] : "another dtype");
 }
 
 size_t mean(const std::vector<size_t> &counts) {

@@ -42,6 +42,9 @@ enum Operation : uint8_t {
 // For messages, and for Python to check its own codes against.
 extern const char *const operation_names[operations];
 extern const char *const dtype_names[dtypes];
+// Dtypes of messages alone, whose codes follow those of the others.
+constexpr int message_dtypes = 33;
+extern const char *const message_dtype_names[message_dtypes];
 extern const char *const op_names[ops];
 
 enum State { pending = 0, complete = 1, failed = 2 };
@@ -51,6 +54,8 @@ enum State { pending = 0, complete = 1, failed = 2 };
 struct Request {
     uint8_t operation = 0;
     uint8_t dtype = 0, op = 0;
+    // Of a message in bytes: the code of its elements' dtype, from `dtypes` on; 0 is `dtype`.
+    uint8_t message_dtype = 0;
     int root = -1;           // or the peer of a message, which may be any_source of a receive
     int tag = 0;             // of a message
     uint16_t user_call = 0;  // the recorder's code of the user's call; 0 is the operation
@@ -60,6 +65,7 @@ struct Request {
     std::vector<size_t> input_counts, output_counts;  // of all_to_all_v, one for each rank
 
     size_t bytes() const { return count * item_bytes(dtype); }
+    uint8_t announced_dtype() const { return message_dtype == 0 ? dtype : message_dtype; }
 };
 
 class Group;

@@ -139,18 +139,18 @@ void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
 }
 
 // start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag, text,
-// digest, user_call)
+// digest, user_call, message_dtype)
 // -> an operation, or None if it is complete and its source is known. text and digest are of what was passed instead;
 // None is nothing else.
 PyObject *start(PyObject *self, PyObject *arguments) {
     unsigned long long input, output;
     Py_ssize_t count;
-    int operation, dtype, op, root, watched, tag = 0, user_call = 0;
+    int operation, dtype, op, root, watched, tag = 0, user_call = 0, message_dtype = 0;
     PyObject *input_counts = Py_None, *output_counts = Py_None, *kept = Py_None;
     const char *text = nullptr;
     unsigned long long digest = 0;
-    parse(arguments, "iKKniiip|OOOizKi", &operation, &input, &output, &count, &dtype, &op, &root, &watched,
-          &input_counts, &output_counts, &kept, &tag, &text, &digest, &user_call);
+    parse(arguments, "iKKniiip|OOOizKii", &operation, &input, &output, &count, &dtype, &op, &root, &watched,
+          &input_counts, &output_counts, &kept, &tag, &text, &digest, &user_call, &message_dtype);
     std::unique_ptr<const Passed> passed;
     if (text != nullptr) {
         passed.reset(new Passed{text, digest});
@@ -162,6 +162,7 @@ PyObject *start(PyObject *self, PyObject *arguments) {
     request.root = root;
     request.tag = tag;
     request.user_call = static_cast<uint16_t>(user_call);
+    request.message_dtype = static_cast<uint8_t>(message_dtype);
     request.input = reinterpret_cast<const void *>(input);
     request.output = reinterpret_cast<void *>(output);
     request.count = static_cast<size_t>(count);

@@ -77,10 +77,12 @@ PyObject *names(const char *const *all, int count) {
     return found;
 }
 
-// codes() -> the names of operations, dtypes, reductions and codecs, each in the order of its codes
+// codes() -> the names of operations, dtypes, dtypes of messages alone, reductions and codecs, each in the order of its
+// codes
 PyObject *codes(PyObject *, PyObject *) {
-    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "operations", names(operation_names, operations), "dtypes",
-                         names(dtype_names, dtypes), "ops", names(op_names, ops), "codecs", names(codec_names, codecs));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N,s:N}", "operations", names(operation_names, operations), "dtypes",
+                         names(dtype_names, dtypes), "message_dtypes", names(message_dtype_names, message_dtypes),
+                         "ops", names(op_names, ops), "codecs", names(codec_names, codecs));
 }
 
 // Returns false, with Python's error set, where an item is no address.

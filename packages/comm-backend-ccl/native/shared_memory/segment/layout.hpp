@@ -15,7 +15,7 @@
 namespace shm {
 
 // Changes with whatever ranks of two builds would understand differently: this file, methods and their learner.
-constexpr int layout_number = 1;
+constexpr int layout_number = 2;
 constexpr int max_ranks = 64;
 constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
 // Steps that a rank may be ahead of another, and slots for what is small; there are more records than that.
