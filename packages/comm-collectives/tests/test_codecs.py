@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_collectives.compression import Codec, codec_names, make_codec, registry
+from comm_collectives.compression import Codec, codec_names, fused, make_codec, registry
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
 
 NAMES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none", "onebit", "topk"]
@@ -90,6 +90,19 @@ def test_what_is_lost_arrives_later(name: str) -> None:
         sent += source
         arrived += through(codec, source, error)
     torch.testing.assert_close(arrived + error, sent, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("native", [True, False])
+# Of 7, 15, 126 and 245 the mean in the last block is rounded up.
+@pytest.mark.parametrize("count", [0, 1, 7, 15, 126, 128, 245])
+def test_one_bit_of_the_largest_numbers_stays_finite(count: int, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(fused, "encode", lambda *_: False)
+        monkeypatch.setattr(fused, "decode", lambda *_: False)
+    largest = torch.finfo(torch.float32).max
+    source = torch.full((count,), largest)
+    source[1::3] = -largest
+    assert torch.equal(through(make_codec("onebit"), source), source)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ import torch
 from comm_collectives.compression import Codec, device_kernels, fused, make_codec
 from comm_utils.testing import run_ranks
 
-KINDS = ("normal", "of all magnitudes", "denormal", "zeros")
+KINDS = ("normal", "of all magnitudes", "denormal", "zeros", "largest")
 
 
 def drawn(kind: str, count: int) -> torch.Tensor:
@@ -23,6 +23,8 @@ def drawn(kind: str, count: int) -> torch.Tensor:
     values = torch.randn(count, generator=random)
     if kind == "of all magnitudes":
         values *= torch.pow(10.0, torch.randint(-44, 38, (count,), generator=random).float())
+    if kind == "largest":
+        values = values.sign() * torch.finfo(torch.float32).max
     return values * {"denormal": 1e-41, "zeros": 0.0}.get(kind, 1.0)
 
 

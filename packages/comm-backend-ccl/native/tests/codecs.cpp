@@ -17,7 +17,7 @@ namespace {
 
 using Values = std::vector<float>;
 
-enum Kind { usual, wide, tiny, zeros, huge, extreme, kinds };
+enum Kind { usual, wide, tiny, zeros, huge, most, extreme, kinds };
 
 Values values_of(Kind kind, size_t count, Random &random) {
     Values found(count);
@@ -28,6 +28,7 @@ Values values_of(Kind kind, size_t count, Random &random) {
                 : kind == wide ? std::ldexp(one, exponent)
                 : kind == tiny ? one * 1e-40f
                 : kind == huge ? one * std::numeric_limits<float>::max()
+                : kind == most ? std::copysign(std::numeric_limits<float>::max(), one)
                                : one;
     }
     if (kind == extreme && count > 0) {
@@ -98,7 +99,6 @@ TEST(codecs_give_the_same_bits) {
     }
 }
 
-TEST(codecs_keep_their_bounds) {
 TEST(codecs_do_not_depend_on_the_float_mode_of_the_thread) {
     Random random{options.seed};
     constexpr size_t count = 1000, block = 128;
@@ -125,10 +125,12 @@ TEST(codecs_do_not_depend_on_the_float_mode_of_the_thread) {
     }
 }
 
+TEST(codecs_keep_their_bounds) {
     Random random{options.seed};
-    constexpr size_t count = 5000, block = 256;
+    // Of the 126 elements in the last block, the mean of the largest numbers is rounded up.
+    constexpr size_t count = 4990, block = 256;
     for (int codec = 0; codec < shm::codecs; ++codec) {
-        for (const Kind kind : {usual, wide, tiny, zeros, huge}) {
+        for (const Kind kind : {usual, wide, tiny, zeros, huge, most}) {
             const Values source = values_of(kind, count, random);
             const Coded found = coded(shm::kernels().codecs, codec, source, nullptr, block);
             for (size_t at = 0; at < count; at += block) {

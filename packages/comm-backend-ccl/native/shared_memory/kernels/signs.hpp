@@ -30,7 +30,8 @@ float mean_of(float *sums, const float *values, size_t count) {
     if (!(sums[0] <= most) && !(largest(values, count) <= most)) {
         return not_a_number;
     }
-    return sums[0] * (static_cast<float>(most_block) / static_cast<float>(count));
+    // The quotient may be rounded up, which would make the mean of the largest numbers infinite.
+    return std::min(sums[0] * (static_cast<float>(most_block) / static_cast<float>(count)), most);
 }
 
 float with_sign(float scale, bool positive) {

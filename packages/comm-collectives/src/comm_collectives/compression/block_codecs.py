@@ -214,7 +214,8 @@ class OneBit(_Blocks):
             half //= 2
         counts = factories.full((len(blocks),), float(self.granularity), dtype=torch.float32, device=blocks.device)
         counts[-1] = count - (len(blocks) - 1) * self.granularity
-        scales = sums.view(-1) * (_LARGEST_BLOCK / counts)
+        # The quotient may be rounded up, which would make the mean of the largest numbers infinite.
+        scales = (sums.view(-1) * (_LARGEST_BLOCK / counts)).clamp_(max=torch.finfo(torch.float32).max)
         scales.masked_fill_(~blocks.isfinite().all(dim=1), torch.nan)
         positive = (blocks >= 0).to(torch.uint8)
         positive[-1, int(counts[-1]) :] = 0

@@ -14,6 +14,7 @@ __all__ = ["decode_blocks", "decode_cast", "decode_signs", "encode_blocks", "enc
 
 _INFINITE = tl.constexpr(0x7F800000)
 _NAN = tl.constexpr(0x7FC00000)
+_LARGEST = tl.constexpr(3.4028234663852886e38)
 _LEAST_NORMAL = tl.constexpr(1.1754943508222875e-38)
 # Added to a smaller number, it leaves the number's integer, rounded to nearest, ties to even, in the low bits.
 _ROUNDER = tl.constexpr(12582912.0)
@@ -143,6 +144,7 @@ def encode_signs(source, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: 
     scale = total * tl.div_rn(tl.full((ROWS,), _LARGEST_BLOCK, tl.float32), counts)
     values = _loaded(source, extra, places, is_there, FLAG)
     is_nan = tl.max(_magnitude_bits(values), axis=1) >= _INFINITE
+    scale = tl.minimum(scale, _LARGEST)  # the quotient may be rounded up
     scale = tl.where(is_nan, _NAN, scale.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
     tl.store(scales + rows, scale, mask=rows * BLOCK < count)
     is_positive = (values >= 0) & is_there
