@@ -114,3 +114,24 @@ def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
     assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)
     assert not kernels.decode_reduce_encode("int8", [wire.view(torch.int8)], source, 1, wire, 256, None)
     assert not kernels.decode_reduce_encode("int8", [wire[:-1]], source, 1, wire, 256, None)
+
+
+@pytest.mark.parametrize("which", ["source", "error", "wire"])
+def test_a_codec_leaves_what_a_flag_negates_alone(which: str) -> None:
+    passed = {"source": torch.ones(1000), "error": torch.zeros(1000), "wire": torch.zeros(1016, dtype=torch.uint8)}
+    before = passed[which].clone()
+    passed[which] = torch._neg_view(passed[which])
+    source, error, wire = passed["source"], passed["error"], passed["wire"]
+    assert not kernels.encode("int8", source, wire, 256, error)
+    assert not kernels.decode_reduce_encode("int8", [], source, 1, wire, 256, error)
+    if which != "error":
+        assert not kernels.decode("int8", wire, source, 256, False)
+    assert torch.equal(torch._neg_view(passed[which]), before)
+
+
+def test_nothing_is_reduced_and_encoded_as_well() -> None:
+    assert kernels.reduce(torch.empty(0), [torch.empty(0)] * 3, ReduceOp.SUM)
+    empty, wire = torch.empty(0), torch.empty(0, dtype=torch.uint8)
+    assert kernels.encode("int8", empty, wire, 256, torch.empty(0))
+    assert kernels.decode("int8", wire, empty, 256, True)
+    assert not kernels.encode("int8", torch.empty(0, dtype=torch.float64), wire, 256, None)

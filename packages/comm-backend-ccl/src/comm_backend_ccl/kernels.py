@@ -193,27 +193,21 @@ def recording_functions(
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether native code may take the address of ``tensor`` for that of so many elements."""
-    return tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.is_contiguous()
+    if tensor.numel() == 0:  # whose address nothing reads
+        return type(tensor) is torch.Tensor and tensor.dtype is dtype and tensor.device.type == "cpu"
+    return native_module.plain_tensor(tensor) == DTYPES[dtype]
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:
     """See ``comm_utils.kernels.reduce``; of plain, contiguous tensors on the CPU."""
     dtype, shape = output.dtype, output.shape
-    begin, size = output.data_ptr(), output.nbytes
     possible = native_module.has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
     if not possible or not 0 < len(inputs) <= MOST_RANKS:
         return False
-    for tensor in (output, *inputs):
-        if (
-            type(tensor) is not torch.Tensor
-            or tensor.dtype is not dtype
-            or tensor.shape != shape
-            or tensor.device.type != "cpu"
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-        ):
-            return False
-        if 0 < abs(tensor.data_ptr() - begin) < size:
-            return False  # overwritten before it is read
+    if not all(one.shape == shape and _is_plain(one, dtype) for one in (output, *inputs)):
+        return False
+    begin, size = output.data_ptr(), output.nbytes
+    if any(0 < abs(one.data_ptr() - begin) < size for one in inputs):
+        return False  # overwritten before it is read
     native_module.reduce(DTYPES[dtype], op, begin, [tensor.data_ptr() for tensor in inputs], output.numel())
     return True
