@@ -17,6 +17,7 @@ import torch
 
 from comm_backend_ccl import kernels, shared_memory
 from comm_backend_ccl.shared_tensors import shared_memory_stats, tensor_at
+from comm_backend_ccl.tables import Operation
 from comm_utils import ReduceOp
 from comm_utils.testing import run_ranks
 from comm_utils.testing.conformance_world import bring_up
@@ -65,11 +66,23 @@ class Side:
         tensor.copy_(tensor_at(address, size, None).view(dtype).view(tensor.shape))
 
 
-def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2) -> list[Side]:
+def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2, reserves: bool = True) -> list[Side]:
+    """Return the sides of a group, which have the memory for large tensors if ``reserves``."""
     memory, pids = shared_memory.create(count), [os.getpid()] * count
     groups = [shared_memory.join(pids[0], memory, rank, pids, crowded=True) for rank in range(count)]
     shared_memory.close_descriptor(memory[0])
-    return [Side(group, op) for group in groups]
+    all_of_them = [Side(group, op) for group in groups]
+    if reserves:
+        large = [torch.ones(10_000) for _ in groups]
+        handles = [start_all_reduce(*pair) for pair in zip(groups, large, strict=True)]
+        assert all(handle is None or shared_memory.wait(handle, 30) == 1 for handle in handles)
+    return all_of_them
+
+
+def start_all_reduce(group: shared_memory.Group, tensor: torch.Tensor) -> Any:
+    address, count = tensor.data_ptr(), tensor.numel()
+    operation = Operation.ALL_REDUCE
+    return shared_memory.start(group, operation, address, address, count, tensor.dtype, ReduceOp.SUM, -1, True)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
@@ -266,6 +279,15 @@ def test_a_closed_group_is_refused() -> None:
     assert side.path([torch.ones(2), torch.ones(2)]) is False
 
 
+def test_a_large_call_is_left_to_what_reserves_its_memory() -> None:
+    (side,) = sides(count=1, reserves=False)
+    large, small = [torch.ones(5000), torch.ones(3)], [torch.ones(2), torch.ones(3)]
+    assert side.path(large) is False
+    assert side.path(small) is True
+    start_all_reduce(side.group, torch.ones(5000))
+    assert side.path(large) is True
+
+
 def test_an_error_while_waiting_is_raised_and_later_calls_go_on_with_other_memory() -> None:
     first, second = sides()
 
@@ -310,6 +332,7 @@ def meet_ranks_that_join() -> list[list[float]]:
     """On rank 0 take the fast path, and on rank 1 do what the checked path does."""
     backend = bring_up("comm_backend_ccl:provider", "ccl", "cpu")
     rank, found = backend.get_rank(), []
+    backend.all_reduce(torch.ones(10_000))  # which reserves the memory for large tensors
     for scale in (1, 20_000):
         tensors = mixed(rank, scale)
         if rank == 0:

@@ -106,6 +106,12 @@ bool find_packing(const Members &members, uint8_t op, Packing &packing) {
     return packing.bytes <= most_bytes;
 }
 
+// Whether the group has the memory for all of it. The general path reserves it, and says where there is not so much.
+bool has_memory(const Group &group, const Packing &packing) {
+    return group.ring_is_reserved() ||
+           std::all_of(packing.begin(), packing.end(), [](const Bucket &one) { return one.bytes <= slot_bytes; });
+}
+
 bool are_alike(const Packing &one, const Packing &other) {
     return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](const Bucket &mine, const Bucket &its) {
         return mine.dtype == its.dtype && mine.sizes == its.sizes;
@@ -191,7 +197,10 @@ Outcome reduce(const CoalescedPath &path, const Bucket &bucket, char *begin, PyO
                 shared->wait(*task, at_once_s);
             }
         } catch (const std::exception &) {
-            return Outcome::refused;
+            if (shared->closed() || shared->broken()) {
+                return Outcome::refused;
+            }
+            throw;
         }
     }
     if (task->now() == complete) {
@@ -247,7 +256,7 @@ PyObject *attempt(CoalescedPath &path, PyObject *given) {
     Group &group = path.on();
     Packing packing;
     if (members->any_grad || members->any_of_inference || !find_packing(*members, path.op, packing) || group.closed() ||
-        group.broken()) {
+        group.broken() || !has_memory(group, packing)) {
         Py_RETURN_FALSE;
     }
     const bool has_asked = describe(path, packing);
