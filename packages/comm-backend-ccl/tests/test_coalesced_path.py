@@ -182,7 +182,9 @@ def test_a_late_rank_is_waited_for() -> None:
     tensors = [mixed(0), mixed(1)]
 
     def late() -> bool:
-        time.sleep(0.2)
+        end = time.monotonic() + 30
+        while not first.waited and time.monotonic() < end:
+            time.sleep(0.01)
         return second.path(tensors[1])
 
     assert together(lambda: first.path(tensors[0]), late) == [True, True]
