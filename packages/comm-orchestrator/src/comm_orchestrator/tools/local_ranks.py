@@ -12,10 +12,15 @@ from uuid import uuid4
 
 import psutil
 
-__all__ = ["FAILED", "available_memory_bytes", "run"]
+from comm_utils.errors import ArgumentError
+from comm_utils.sizes import format_size
+
+__all__ = ["FAILED", "memory_for_data_bytes", "run"]
 
 #: Exit code of a rank that failed and has said why; 1 is for findings, 2 for wrong usage.
 FAILED = 3
+# What a process that has imported torch for CPUs has to itself; the pages of libraries are shared with other ranks.
+_RANK_BYTES = 160 << 20
 # A rank that does not end on SIGTERM is killed after as many seconds.
 _SHUTDOWN_S = "1"
 # What a rank does before it imports anything of ours, which takes seconds: it ends at once on a signal, without
@@ -36,12 +41,22 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def available_memory_bytes() -> int | None:
-    """Return the memory of this host that programs can still use; None where it is not known, as without ``/proc``."""
+def memory_for_data_bytes(ranks: int) -> int | None:
+    """Return the free memory of this host that so many more ranks leave for data; None where it is not known.
+
+    Raises:
+        ArgumentError: the ranks do not fit, even without data.
+    """
     try:
-        return int(psutil.virtual_memory().available)
-    except OSError:
+        free = int(psutil.virtual_memory().available)
+    except OSError:  # as without /proc
         return None
+    if ranks * _RANK_BYTES > free:
+        raise ArgumentError(
+            f"{ranks} ranks take at least {format_size(ranks * _RANK_BYTES)} of memory and {format_size(free)} are "
+            f"free on this host; start {free // _RANK_BYTES} at most, or use a launcher and more hosts"
+        )
+    return free - ranks * _RANK_BYTES
 
 
 def run(module: str, arguments: Sequence[str], ranks: int) -> int:

@@ -122,19 +122,18 @@ def check_compression(options: Options) -> None:
         )
 
 
-def check_memory(options: Options, ranks_here: int) -> None:
-    """Two buffers a rank, and what the library needs beside them, fit into the memory that is free.
+def check_memory(options: Options, ranks_here: int, launched: bool) -> None:
+    """Refuse ranks, with two buffers each and what the library needs beside them, that the free memory does not hold.
 
     Raises:
         ArgumentError: they do not.
     """
-    if _without_data(options):
-        return
-    needed, free = 3 * options.maxbytes * ranks_here, local_ranks.available_memory_bytes()
+    free = local_ranks.memory_for_data_bytes(0 if launched else ranks_here)
+    needed = 0 if _without_data(options) else 3 * options.maxbytes * ranks_here
     if free is not None and needed > free:
         raise ArgumentError(
             f"--maxbytes: got {options.maxbytes}, which takes {needed / 2**30:.3g} GiB with {ranks_here} ranks on "
-            f"this host, of which {free / 2**30:.3g} GiB are free; expected {free // (3 * ranks_here)} at most"
+            f"this host, where {free / 2**30:.3g} GiB are free for data; expected {free // (3 * ranks_here)} at most"
         )
 
 
@@ -169,7 +168,7 @@ def _check(options: Options, launch: LaunchInfo, launched: bool, by_mpi: bool, r
         check_files(options)
     on_this_host = (launch.local_world_size or 1) if launched else ranks
     if _device(options) == "cpu":
-        check_memory(options, on_this_host)
+        check_memory(options, on_this_host, launched)
     if not launched or launch.launcher != "none":
         plan(options, check_world(options, ranks))
 

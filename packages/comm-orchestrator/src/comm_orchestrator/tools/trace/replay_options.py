@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from comm_orchestrator import facade
-from comm_orchestrator.tools.local_ranks import available_memory_bytes
+from comm_orchestrator.tools.local_ranks import memory_for_data_bytes
 from comm_orchestrator.tools.trace.files import check_output
 from comm_orchestrator.tools.trace.replay_plan import Plan
 from comm_utils.errors import ArgumentError, BackendUnavailableError
@@ -109,7 +109,7 @@ def check_here(options: Options, plan: Plan) -> None:
                 raise BackendUnavailableError(f"--backend: {name} cannot be used here: {why}; {remedy}".rstrip("; "))
         if "nccl" in names:
             _check_devices(W)
-    needed, free = sum(map(peak_bytes, plan.traces)), available_memory_bytes()
+    needed, free = sum(map(peak_bytes, plan.traces)), memory_for_data_bytes(W)
     if free is not None and needed > 0.9 * free:
         raise ArgumentError(
             f"the replay of {W} ranks needs {format_size(needed)} and {format_size(free)} of memory are free here; "
