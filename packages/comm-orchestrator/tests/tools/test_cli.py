@@ -134,6 +134,33 @@ def test_interruption_says_so() -> None:
     assert (shown.returncode, shown.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("place", "code", "told"),
+    [
+        pytest.param(
+            ">/dev/full",
+            2,
+            "error: [Errno 28] No space left on device\n",
+            marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full"),
+        ),
+        (">&-", 0, ""),
+        ("| head -c 0", 0, ""),
+    ],
+    ids=["full", "closed", "unread"],
+)
+@pytest.mark.parametrize("arguments", ["--help", "version", "config schema", "doctor --timeout 60"])
+def test_output_that_has_no_place(arguments: str, place: str, code: int, told: str) -> None:
+    line = f"set -o pipefail; {sys.executable} -m comm_orchestrator {arguments} {place}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120 * patience(), check=False)
+    assert (done.returncode, done.stderr) == (code, told)
+
+
+def test_errors_that_nobody_can_read() -> None:
+    line = f"{sys.executable} -m comm_orchestrator nonsense 2>&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120 * patience(), check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_backends_for_people_and_for_programs(commctl: Commctl) -> None:
     assert "gloo" in commctl("backends").stdout
     listed = json.loads(commctl("backends", "--json").stdout)

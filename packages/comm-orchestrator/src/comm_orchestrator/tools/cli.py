@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -21,6 +22,7 @@ def main() -> None:
     # Not KeyboardInterrupt, of which click makes "Aborted." and exit code 1.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    _open_outputs()
     try:
         from comm_orchestrator.tools.output import accept_any_text
 
@@ -36,6 +38,18 @@ def main() -> None:
     except _InterruptedError:  # also while torch is imported, which takes a second
         print(f"{_CLEAR if sys.stderr.isatty() else ''}interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _open_outputs() -> None:
+    """Discard what is printed where the caller has closed stdout or stderr."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)  # for ranks
+            setattr(sys, name, os.fdopen(number, "w"))
 
 
 def _interrupt(*_: object) -> None:

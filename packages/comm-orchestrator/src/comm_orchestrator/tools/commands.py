@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperOption
+from typer.core import TyperGroup, TyperOption
 
 from comm_orchestrator import selector
 from comm_orchestrator.tools.bench.command_line import BenchCommand, bench
 from comm_orchestrator.tools.config_commands import app as config_app
+from comm_orchestrator.tools.errors import EXPECTED, tell
 from comm_orchestrator.tools.predict import command as prediction
 from comm_orchestrator.tools.trace.command import app as trace_app
 
@@ -39,7 +41,31 @@ def _type_of(option: TyperOption, *args: Any, **kwargs: Any) -> Any:
 if _display_type is not None:
     setattr(TyperOption, "display_type_rich", _type_of)  # noqa: B010 - a method, as mypy sees it
 
-app = typer.Typer(no_args_is_help=True, help="Distributed communication for PyTorch.", pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    """All commands: each writes what it prints to its end, and has one sentence for errors that are expected."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except EXPECTED as error:
+            sys.exit(tell(error))
+        except SystemExit as ended:
+            # Where the reader has closed the output, click ends with 1.
+            if not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            sys.exit(tell(ended.__context__))
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    help="Distributed communication for PyTorch.",
+    pretty_exceptions_enable=False,
+)
 app.add_typer(config_app, name="config")
 app.command(cls=BenchCommand)(bench)
 app.command()(prediction.fit)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 from comm_orchestrator.tools.output import printable
 from comm_utils.errors import CommError
@@ -18,15 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXPECTED",
-    "as_one_sentence",
     "let_others_speak",
     "print_error",
     "print_nothing_more",
     "tell",
     "tell_in_turn",
 ]
-
-Parameters = ParamSpec("Parameters")
 
 #: Errors that :func:`tell` has a sentence for.
 EXPECTED = (CommError, OSError, UnicodeDecodeError)
@@ -83,16 +78,3 @@ def print_nothing_more() -> None:
     """Discard output that is still to be written at the end of the process."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def as_one_sentence(run: Callable[Parameters, int]) -> Callable[Parameters, int]:
-    """Return a function that returns an exit code, for errors too."""
-
-    @functools.wraps(run)
-    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:
-        try:
-            return run(*args, **kwargs)
-        except EXPECTED as error:
-            return tell(error)
-
-    return wrapped

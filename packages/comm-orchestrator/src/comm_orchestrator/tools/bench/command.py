@@ -126,7 +126,7 @@ def check_memory(options: Options, ranks_here: int, launched: bool) -> None:
     """Refuse ranks, with two buffers each and what the library needs beside them, that the free memory does not hold.
 
     Raises:
-        ArgumentError: they do not.
+        ArgumentError: says how many ranks, or bytes, fit.
     """
     free = local_ranks.memory_for_data_bytes(0 if launched else ranks_here)
     needed = 0 if _without_data(options) else 3 * options.maxbytes * ranks_here

@@ -110,11 +110,12 @@ def run(timeout_s: float, as_json: bool) -> int:
     """Examine and print; the exit code: 1 where there is a problem."""
     with _stdout_to_itself() as stdout:
         examined = examine(timeout_s)
-        if examined.prints:
-            with suppress(BrokenPipeError):
+        try:
+            if examined.prints:
                 stdout.write(_text(examined.report, as_json, stdout))
                 stdout.flush()
-        examined.leave()
+        finally:
+            examined.leave()
     code = examined.report.exit_code
     if anything_stuck():
         sys.stderr.flush()
@@ -137,7 +138,10 @@ def _stdout_to_itself() -> Iterator[TextIO]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with open(os.dup(kept), "w", encoding=sys.stdout.encoding, errors="replace") as stream:
+        with (
+            suppress(BrokenPipeError),
+            open(os.dup(kept), "w", encoding=sys.stdout.encoding, errors="replace") as stream,
+        ):
             yield stream
     finally:
         sys.stdout.flush()

@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.postmortem.evidence import gather
 from comm_orchestrator.tools.postmortem.rendering import as_json, as_text
 from comm_orchestrator.tools.postmortem.verdict import judge
@@ -17,7 +16,6 @@ from comm_utils.flight_recorder.torch_dump import check_folder, write_torch_dump
 __all__ = ["run"]
 
 
-@as_one_sentence
 def run(where: str | None, calls: int, dump_folder: Path | None, to_json: bool) -> int:
     """Print a postmortem; return 0 where nothing is wrong, 1 where anything is or a ring is damaged, 2 without."""
     if dump_folder is not None:
@@ -34,7 +32,6 @@ def run(where: str | None, calls: int, dump_folder: Path | None, to_json: bool) 
         if dumps:
             command = f"python -m torch.distributed.flight_recorder.fr_trace {dump_folder}"
             print(f"\n{len(dumps)} dumps in {dump_folder}, for: {command}")
-    sys.stdout.flush()
     return 1 if found or job.damaged else 0
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.text import Text
 
-from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.predict.job import Job, predict
 from comm_orchestrator.tools.predict.placement import SUBGROUPS, Placement, in_words
 from comm_orchestrator.tools.predict.plotting import check_plot, plot_residuals
@@ -43,7 +42,6 @@ from comm_utils.observability.traces import RankTrace
 __all__ = ["FORMAT", "VERSION", "run_fit", "run_predict"]
 
 
-@as_one_sentence
 def run_fit(
     files: Sequence[Path],
     output: Path | None,
@@ -92,7 +90,6 @@ FORMAT, VERSION = "comm-prediction", 1
 _MOST_RANKS = 1 << 20
 
 
-@as_one_sentence
 def run_predict(
     folder: Path,
     model: Path,

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 
-from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.rings import JobRings, opened_job
 from comm_orchestrator.tools.top.display import Parts, parts, repeat
 from comm_orchestrator.tools.top.rows import Row, Sampler
@@ -16,7 +15,6 @@ from comm_utils.errors import ArgumentError
 __all__ = ["run"]
 
 
-@as_one_sentence
 def run(where: str | None, once: bool, to_json: bool, interval_s: float) -> int:
     """Show what ranks do; return 0, or 2 where there are no rings."""
     sampler = Sampler()
@@ -27,7 +25,6 @@ def run(where: str | None, once: bool, to_json: bool, interval_s: float) -> int:
             rows = sampler.rows(job)
             text = json.dumps(_as_json(job, rows), indent=2) + "\n" if to_json else render(parts(job, rows), sys.stdout)
         sys.stdout.write(text)
-        sys.stdout.flush()
         return 0
     with opened_job(where, prefers_running=True):
         pass  # so that a wrong argument is an error

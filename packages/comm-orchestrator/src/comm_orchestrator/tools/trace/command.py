@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from comm_orchestrator.tools.errors import EXPECTED, tell
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Recorded communication: numbers, pictures, and running it again.")
 
 _Folder = Annotated[Path, typer.Argument(help="A trace: the folder that start_trace() wrote.", show_default=False)]
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except EXPECTED as error:
-        raise typer.Exit(tell(error)) from None
 
 
 @app.command()
@@ -37,12 +25,10 @@ def summary(
     from comm_orchestrator.tools.trace import files, tables
     from comm_orchestrator.tools.trace.summary import summarize
 
-    with _errors():
-        found = summarize(files.read(folder))
-        sys.stdout.write(
-            json.dumps(found.to_json(), indent=2) + "\n" if as_json else tables.format_summary(found, sys.stdout)
-        )
-        sys.stdout.flush()
+    found = summarize(files.read(folder))
+    sys.stdout.write(
+        json.dumps(found.to_json(), indent=2) + "\n" if as_json else tables.format_summary(found, sys.stdout)
+    )
 
 
 @app.command()
@@ -53,9 +39,8 @@ def merge(
     """One Chrome trace of all ranks, for https://ui.perfetto.dev and chrome://tracing."""
     from comm_orchestrator.tools.trace import files
 
-    with _errors():
-        files.check_output("--output", output, folder)
-        files.merge(files.read(folder), output)
+    files.check_output("--output", output, folder)
+    files.merge(files.read(folder), output)
 
 
 @app.command()
@@ -72,11 +57,10 @@ def plot(
     """Plot a timeline of all ranks, and a map of the bytes that they sent to each other."""
     from comm_orchestrator.tools.trace import files, plotting
 
-    with _errors():
-        wanted = plotting.Wanted(kind, from_s, to_s, plotting.ranks_of(ranks) if ranks else ())
-        plotting.check(output, wanted)
-        files.check_output("--output", output, folder)
-        plotting.plot(files.read(folder), output, wanted)
+    wanted = plotting.Wanted(kind, from_s, to_s, plotting.ranks_of(ranks) if ranks else ())
+    plotting.check(output, wanted)
+    files.check_output("--output", output, folder)
+    plotting.plot(files.read(folder), output, wanted)
 
 
 @app.command()
@@ -99,8 +83,7 @@ def replay(
     By itself it starts as many ranks as the trace has, on this host; under a launcher (torchrun --no-python, mpirun,
     srun) it is one of them. Exit code 1 if other bytes were moved than the recorded ones, or a rank failed.
     """
-    with _errors():
-        from comm_orchestrator.tools.trace.replay import run
-        from comm_orchestrator.tools.trace.replay_options import Options
+    from comm_orchestrator.tools.trace.replay import run
+    from comm_orchestrator.tools.trace.replay_options import Options
 
-        raise typer.Exit(run(Options(str(folder), backend, output, keep_gaps, json_file, timeout)))
+    raise typer.Exit(run(Options(str(folder), backend, output, keep_gaps, json_file, timeout)))
