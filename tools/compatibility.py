@@ -53,7 +53,7 @@ DIFFERENCES: dict[tuple[str, str], tuple[str, str]] = {
     ),
     (DEEPSPEED, "init_distributed"): (
         "timeout is None by default, not datetime.timedelta(seconds=600)",
-        "the default timeout is the library's own, 30 minutes (10 for NCCL); `DEEPSPEED_TIMEOUT` is honoured",
+        "the default timeout is the library's own, 30 minutes (10 on `nccl` alone); `DEEPSPEED_TIMEOUT` is honoured",
     ),
 }
 

@@ -98,7 +98,7 @@ class TimeoutsConfig(Section):
     )
     collective_s: Seconds | None = Field(
         default=None,
-        description="A collective in any group, also groups made later; null for 30 minutes, 10 with NCCL.",
+        description="A collective in any group, also groups made later; null for 30 minutes, 10 on `nccl` alone.",
     )
 
 

@@ -87,7 +87,7 @@ def init_distributed(
         verbose: show this package's log, at level INFO, on stderr unless the program has set up logging; 2 for level
             DEBUG, which has every fact of the start with its source.
         timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
-            minutes, 10 for NCCL.
+            minutes, or 10 on ``"nccl"`` alone.
         init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``, also with
             ``rank`` and ``world_size``, as in ``"tcp://host:port?rank=0&world_size=2"``.
         dist_init_required: False raises if nothing was initialised before; None and True initialise.
