@@ -283,3 +283,15 @@ def test_many_mistakes_are_named_in_part(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x{120}\.\.\.: ") as caught:
         load_config(path, environ={})
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("value", ["Strict", " STRICT"])
+def test_a_choice_in_capital_letters(value: str) -> None:
+    assert load_config({"checks": {"mismatch": value}}, environ={}).checks.mismatch == "strict"
+
+
+@pytest.mark.parametrize(("value", "hint"), [("always", ""), ("on", ""), ("stict", "; did you mean 'strict'?")])
+def test_a_choice_is_suggested_only_where_it_is_close(value: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"checks": {"mismatch": value}}, environ={})
+    assert str(caught.value).endswith(f"or 'strict'{hint}")

@@ -22,8 +22,8 @@ from comm_config.validation import validate
 __all__ = ["environment_settings", "environment_variables", "unknown_variables", "warn_unknown"]
 
 _PREFIX = "COMM_"
-# Read by comm_utils.testing.
-_OF_TESTS = ("COMM_TESTS_FORK", "COMM_TESTS_PATIENCE")
+# Read by comm_utils.testing, and by the build of comm-backend-ccl.
+_NO_SETTINGS = ("COMM_TESTS_FORK", "COMM_TESTS_PATIENCE", "COMM_CCL_WITHOUT_NATIVE")
 _DEEPSPEED_TIMEOUT = "DEEPSPEED_TIMEOUT"
 _logger = logging.getLogger("comm")
 _warned: set[str] = set()
@@ -57,7 +57,7 @@ def environment_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, Comm
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return each ``COMM_*`` variable that nothing reads, with the one it is most likely a misspelling of."""
-    known = [*environment_variables(), FILE_VARIABLE, SECRET_VARIABLE, *_OF_TESTS]
+    known = [*environment_variables(), FILE_VARIABLE, SECRET_VARIABLE, *_NO_SETTINGS]
     names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
     return {name: closest(name, known, cutoff=0.8) for name in names}
 

@@ -186,7 +186,7 @@ class ChecksConfig(Section):
     """The watch over the calls of all ranks."""
 
     enabled: bool = Field(default=True, description="Watch the ranks' calls in a thread.")
-    mismatch: Literal["auto", "off", "lazy", "strict"] = Field(
+    mismatch: Annotated[Literal["auto", "off", "lazy", "strict"], BeforeValidator(lower_case)] = Field(
         default="auto",
         description="When calls that differ between ranks are found: never, soon after, or before data moves.",
     )

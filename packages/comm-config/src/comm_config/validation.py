@@ -94,7 +94,7 @@ def _meant(details: ErrorDetails) -> str:
     if details["type"] != "literal_error":
         return ""
     choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-    guess = closest(str(details["input"])[:MOST_KEY], choices, cutoff=0.5)
+    guess = closest(str(details["input"])[:MOST_KEY], choices)
     return f"; did you mean {guess!r}?" if guess else ""
 
 
