@@ -232,6 +232,24 @@ def test_check_refuses_misspelt_variables(commctl: Commctl, tmp_path: Path) -> N
     assert commctl("config", "check", str(file), COMM_OF_ANOTHER_PROGRAM="7").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("top", "--interval", "nan"), "got nan; expected 0.1 to 3600 seconds"),
+        (("top", "--interval", "0"), "got 0; expected 0.1 to 3600 seconds"),
+        (("doctor", "--timeout", "inf"), "got inf; expected 0.5 to 3600 seconds"),
+    ],
+)
+def test_seconds_out_of_range(commctl: Commctl, arguments: tuple[str, ...], told: str) -> None:
+    shown = commctl(*arguments)
+    assert shown.returncode == 2
+    assert told in shown.stderr
+
+
+def test_the_variable_of_the_build_is_known() -> None:
+    assert unknown_variables({"COMM_CCL_WITHOUT_NATIVE": "1"}) == {}
+
+
 @pytest.mark.parametrize("module", [fork_server, machine])
 def test_variables_of_the_test_runner_are_known(module: ModuleType) -> None:
     names = set(re.findall(r"COMM_TESTS_[A-Z]+", Path(str(module.__file__)).read_text(encoding="utf-8")))

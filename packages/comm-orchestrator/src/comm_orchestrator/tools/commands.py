@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,17 +117,22 @@ def backends(as_json: Annotated[bool, typer.Option("--json", help="Print JSON fo
     Console(markup=False, emoji=False).print(table)
 
 
-def _seconds(value: float) -> float:
-    if not 0.5 <= value <= 3600:
-        raise typer.BadParameter(f"got {value:g}; expected 0.5 to 3600 seconds")
-    return value
+def _at_least(least_s: float) -> Callable[[float], float]:
+    """Return the check of a number of seconds; the ranges of options let NaN through, or blame their upper end."""
+
+    def check(value: float) -> float:
+        if not least_s <= value <= 3600:
+            raise typer.BadParameter(f"got {value:g}; expected {least_s:g} to 3600 seconds")
+        return value
+
+    return check
 
 
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that each step with other ranks may take.", callback=_seconds)
+        float, typer.Option(help="Seconds that each step with other ranks may take.", callback=_at_least(0.5))
     ] = 20.0,
 ) -> None:
     """Look at everything that communication depends on, try it, and say what to do about what is wrong.
@@ -197,7 +203,7 @@ def postmortem(
 def top(
     where: _Where = None,
     once: Annotated[bool, typer.Option("--once", help="Print one table.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=3600)] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between looks.", callback=_at_least(0.1))] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
 ) -> None:
     """Show what each rank of a running job does: its call, for how long, its rates, and whom it waits for.
