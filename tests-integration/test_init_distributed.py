@@ -853,7 +853,7 @@ def test_6_lines_that_say_what_was_set_up(bare_pools: Pools) -> None:
             {"comms_logger": {"enabled": True, "prof_op": []}},
             ("comms_logger.prof_op: unknown key", "did you mean 'prof_ops'?"),
         ),
-        ({"timeouts": {"collective_s": -1}}, ("timeouts.collective_s: got -1", "greater than 0")),
+        ({"timeouts": {"collective_s": -1}}, ("timeouts.collective_s: got -1", "greater than or equal to 0.001")),
         ("/nowhere/comm.json", ("file /nowhere/comm.json", "there is no such file")),
         (7, ("got a configuration of type int", "a dict, a path")),
     ],

@@ -107,7 +107,7 @@ def test_an_empty_variable_counts_as_absent() -> None:
     [
         ("COMM_COMMS_LOGGER__ENABLED", "maybe", "comms_logger.enabled: got 'maybe', expected true or false"),
         ("COMM_LAUNCH__MASTER_PORT", "x", "launch.master_port: got 'x', expected a whole number"),
-        ("COMM_TIMEOUTS__INIT_S", "0", "timeouts.init_s: got '0', expected a number greater than 0"),
+        ("COMM_TIMEOUTS__INIT_S", "0", "timeouts.init_s: got '0', expected a number greater than or equal to 0.001"),
         (
             "COMM_NETWORK__NCCL__DEBUG",
             "INF",

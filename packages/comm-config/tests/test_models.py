@@ -135,8 +135,9 @@ def test_an_init_method_is_a_url() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("timeouts.collective_s", 0, "expected a number greater than 0"),
-        ("timeouts.collective_s", -1.5, "expected a number greater than 0"),
+        ("timeouts.collective_s", 0, "expected a number greater than or equal to 0.001"),
+        ("timeouts.collective_s", 0.0004, "expected a number greater than or equal to 0.001"),
+        ("timeouts.collective_s", -1.5, "expected a number greater than or equal to 0.001"),
         ("timeouts.collective_s", 1e10, "expected a number less than or equal to 1000000000"),
         ("timeouts.collective_s", float("inf"), "expected a finite number"),
         ("timeouts.init_s", float("nan"), "expected a finite number"),

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = [
     "MAX_TIMEOUT_S",
+    "MIN_TIMEOUT_S",
     "TEXT_PATTERN",
     "Positive",
     "Seconds",
@@ -24,6 +25,9 @@ __all__ = [
 
 MAX_TIMEOUT_S = 1e9
 """About 31 years: in nanoseconds, as NCCL's watchdog counts, it still fits into 64 bits."""
+
+MIN_TIMEOUT_S = 0.001
+"""Stores and libraries count milliseconds, and take 0 for no limit or for one that has passed."""
 
 
 class Section(BaseModel):
@@ -57,8 +61,8 @@ not_a_flag = BeforeValidator(_refuse_flag)
 Positive = Annotated[int, Field(ge=1), not_a_flag]
 """A whole number of at least 1."""
 
-Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False), not_a_flag]
-"""A positive, finite duration in seconds."""
+Seconds = Annotated[float, Field(ge=MIN_TIMEOUT_S, le=MAX_TIMEOUT_S, allow_inf_nan=False), not_a_flag]
+"""A finite duration in seconds, of at least a millisecond."""
 
 TEXT_PATTERN = r"^[^\x00]*[^\s\x00][^\x00]*$"
 """The regular expression of `Text`."""

@@ -51,7 +51,7 @@ _VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")
 _BACKEND = re.compile(r"(?!auto$)[a-z][a-z0-9_]*")  # "auto" is another name for None
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {
     "process_group.backend": lambda value: isinstance(value, str) and bool(_BACKEND.fullmatch(value)),
-    "timeouts.collective_s": lambda value: type(value) in (int, float) and 0 < value < 1e9,
+    "timeouts.collective_s": lambda value: type(value) in (int, float) and 0.001 <= value < 1e9,
     "launch.master_port": lambda value: type(value) is int and 0 <= value <= 65535,
 }
 
