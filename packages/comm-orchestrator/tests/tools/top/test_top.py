@@ -171,7 +171,9 @@ def test_on_a_terminal(tmp_path: Path, key: bytes) -> None:
 def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
     with writers(tmp_path, {0: STEP}):
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "comm_orchestrator", "top", str(tmp_path), "--interval", "0.2"]
+        program = [sys.executable, "-m", "comm_orchestrator", "top", str(tmp_path), "--interval", "0.2"]
+        # Under nohup, tests and their programs ignore SIGHUP.
+        command = ["env", "--default-signal=HUP", *program]
         before = termios.tcgetattr(theirs)
         with subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
