@@ -572,7 +572,7 @@ def test_nccl_without_a_gpu(bare_pools: Pools) -> None:
     """``init_distributed(dist_backend="nccl")``, with which most of the article's examples begin."""
     for error, ours, torchs, text in bare_pools(2).run(refusal, dist_backend="nccl"):
         assert (error, ours, torchs) == ("BackendUnavailableError", False, False)
-        assert text.startswith("backend 'nccl' cannot be used: ")
+        assert text.startswith("init_distributed: dist_backend: backend 'nccl' cannot be used: ")
         if torch.distributed.is_nccl_available():
             assert "torch sees no CUDA device; check nvidia-smi and CUDA_VISIBLE_DEVICES" in text
         else:
