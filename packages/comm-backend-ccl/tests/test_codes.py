@@ -63,8 +63,11 @@ def test_both_engines_agree() -> None:
 
 def test_every_dtype_of_torch_has_a_code_in_messages() -> None:
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    assert found == set(MESSAGE_DTYPES)
-    assert len(set(MESSAGE_DTYPES.values())) == len(found)
+    missing = found - set(MESSAGE_DTYPES)
+    # A later torch may have more, which messages take for "another dtype".
+    assert not missing or tuple(map(int, torch.__version__.split(".")[:2])) > (2, 15), missing
+    assert set(MESSAGE_DTYPES) <= found
+    assert len(set(MESSAGE_DTYPES.values())) == len(MESSAGE_DTYPES)
 
 
 def test_the_table_has_the_native_codes() -> None:

@@ -71,6 +71,7 @@ _OF_MESSAGES_ALONE = (
     *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
     *("qint8", "qint32", "quint8", "quint4x2", "quint2x4"),
     *(f"{kind}{size}" for kind in ("int", "uint") for size in range(1, 8)),
+    "bcomplex32",
 )
 #: Codes by which ranks compare the dtypes of messages, which may be any of torch's.
 MESSAGE_DTYPES: dict[torch.dtype, int] = {

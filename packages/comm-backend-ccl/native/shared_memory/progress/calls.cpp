@@ -46,7 +46,8 @@ const char *const message_dtype_names[message_dtypes] = {"complex32",
                                                          "uint4",
                                                          "uint5",
                                                          "uint6",
-                                                         "uint7"};
+                                                         "uint7",
+                                                         "bcomplex32"};
 const char *const op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
 
 namespace {

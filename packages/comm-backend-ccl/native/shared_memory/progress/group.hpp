@@ -43,7 +43,7 @@ enum Operation : uint8_t {
 extern const char *const operation_names[operations];
 extern const char *const dtype_names[dtypes];
 // Dtypes of messages alone, whose codes follow those of the others.
-constexpr int message_dtypes = 33;
+constexpr int message_dtypes = 34;
 extern const char *const message_dtype_names[message_dtypes];
 extern const char *const op_names[ops];
 
