@@ -165,7 +165,7 @@ def test_a_release_without_these_modules_loads_and_trains(tmp_path: Path) -> Non
     env = {"PYTHONPATH": NEWEST, "LOCAL_SIZE": "1"}
     found = json.loads(run("-c", WITHOUT, env=env).splitlines()[-1])
     assert tuple(int(part) for part in found.pop("version").split(".")[:3]) >= (0, 19, 8)
-    for name in ("nccl", "mpi", "compressed"):
+    for name in ("nccl", "mpi", "hccl", "compressed"):
         whole = f"deepspeed.runtime.comm.{name}"
         assert found.pop(whole) == f"No module named {whole!r}"
     assert set(found.values()) == {"is there"}
