@@ -42,7 +42,7 @@ sys.stdin.read()
 """
 
 _FORKS = """
-import os, sys
+import os, signal, sys
 from comm_utils.flight_recorder import FlightRecorderSettings
 from comm_utils.flight_recorder.recorder import RECORDER
 
@@ -52,8 +52,7 @@ path = RECORDER.path
 child = os.fork()
 if child:
     print(path, flush=True)
-    sys.stdin.readline()
-    os.kill(os.getpid(), 9)
+    signal.pause()
 print("child", flush=True)
 sys.stdin.read()
 """
@@ -154,15 +153,13 @@ def test_pruning_in_another_pid_namespace_leaves_the_rings_of_this_one(tmp_path:
 
 def test_a_forked_child_does_not_keep_the_ring_of_its_parent(tmp_path: Path) -> None:
     with running(_FORKS, tmp_path) as process:
-        assert process.stdin is not None
         assert process.stdout is not None
         lines = [process.stdout.readline().strip() for _ in range(2)]
         assert "child" in lines
         ring = next(Path(line) for line in lines if line != "child")
         prune(tmp_path, 0, own_identity())
         assert ring.exists()
-        process.stdin.write("end\n")
-        process.stdin.flush()
+        process.kill()
         process.wait(timeout=60)
         prune(tmp_path, 0, own_identity())  # the child reads its input until the end of the block
         assert list(tmp_path.iterdir()) == []
