@@ -19,7 +19,7 @@ _REFUSED = 0
 
 
 def fingerprint_of(text: str) -> int:
-    """Return a positive number of 62 bits that two different texts do not share."""
+    """Return a positive number of 62 bits of the SHA-256 of ``text``."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2 | 1
 
 
