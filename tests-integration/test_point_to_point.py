@@ -315,15 +315,18 @@ def test_a_message_that_nobody_receives_does_not_outlive_its_world(rank_environm
         assert max(one.value[1] for one in outcomes) < 20
 
 
-def run_dropped_to_the_dead() -> str:
+def run_dropped_to_the_dead(sent: Path) -> str:
     dist.init_distributed("gloo", timeout=60, verbose=False)
     log = io.StringIO()
     logging.getLogger("comm").addHandler(logging.StreamHandler(log))
     dist.barrier()
+    end = time.monotonic() + 20
     if dist.get_rank() == 1:
+        while not sent.exists() and time.monotonic() < end:
+            time.sleep(0.01)
         os._exit(0)
     dist.isend(torch.ones(5), 1)
-    end = time.monotonic() + 20
+    sent.touch()
     while "was not received" not in log.getvalue() and time.monotonic() < end:
         time.sleep(0.05)
     with pytest.raises(dist.BrokenGroupError):
@@ -331,8 +334,8 @@ def run_dropped_to_the_dead() -> str:
     return log.getvalue()
 
 
-def test_a_message_to_a_rank_that_ends_is_said_to_be_lost(rank_environment: dict[str, Any]) -> None:
-    (said, *_) = run_ranks_outcomes(run_dropped_to_the_dead, 2, env=rank_environment)
+def test_a_message_to_a_rank_that_ends_is_said_to_be_lost(rank_environment: dict[str, Any], tmp_path: Path) -> None:
+    (said, *_) = run_ranks_outcomes(run_dropped_to_the_dead, 2, tmp_path / "sent", env=rank_environment)
     assert said.status == "returned", said
     assert "was not received: isend on the group of ranks [0, 1] lost a peer" in said.value, said.value
     assert "rank 1" in said.value
