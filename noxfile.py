@@ -48,8 +48,10 @@ DIST = ROOT / "dist"
 # The package with a native library.
 NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 85
-# Processes that run tests side by side; tests have ranks of their own.
+# Processes that compile or check side by side.
 WORKERS = min(os.cpu_count() or 1, 4)
+# Processes that run tests side by side: more than cores, as a third of the time of tests is waiting for their ranks.
+TEST_WORKERS = min(WORKERS + WORKERS // 2, 4)
 # What plain nox leaves out.
 FULL = ["full"]
 # What clang-format and clang-tidy read.
@@ -248,7 +250,7 @@ def run_pytest(
     in_parallel: tuple[str, ...] = ()
     if parallel:
         install(session, *group("parallel"))
-        in_parallel = (f"--numprocesses={WORKERS}", "--dist=worksteal")
+        in_parallel = (f"--numprocesses={TEST_WORKERS}", "--dist=worksteal")
         # More threads than cores cost several times the work, as torch's wait for each other actively.
         env = {"OMP_NUM_THREADS": "1", **(env or {})}
     command = ["pytest"]
