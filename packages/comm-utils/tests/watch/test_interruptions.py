@@ -122,6 +122,26 @@ def test_sigterm_ends_a_wait_in_a_library_that_is_no_call_of_ours(tmp_path: Path
     assert _run(_BLOCKED, tmp_path).returncode == -signal.SIGTERM
 
 
+_HAS_FAULTHANDLER = """
+import faulthandler
+
+WATCH.stop()
+shown = open(sys.argv[1] + "/shown", "w+")
+faulthandler.register(signal.SIGTERM, shown, all_threads=False)
+WATCH.start(0, 2)
+os.kill(os.getpid(), signal.SIGTERM)
+WATCH.stop()
+os.kill(os.getpid(), signal.SIGTERM)
+shown.seek(0)
+print(shown.read().count("most recent call first"))
+"""
+
+
+def test_a_faulthandler_of_the_program_stays(tmp_path: Path) -> None:
+    ended = _run(_HAS_FAULTHANDLER, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
+
+
 # Ways to lose the descriptor by which the interpreter tells of signals, each before the main thread waits.
 _LOST = {
     "asyncio": """

@@ -54,8 +54,8 @@ class SignalPipe:
                 self._is_set = False
                 return
             self._is_set = True
-            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate):
-                faulthandler.unregister(signal.SIGTERM)
+            is_free = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate)
+            if is_free and not _has_native_handler(signal.SIGTERM):
                 signal.signal(signal.SIGTERM, _terminate)
                 faulthandler.register(signal.SIGTERM, self._writing, all_threads=False, chain=True)
                 self._handles_term = True
@@ -114,6 +114,16 @@ class SignalPipe:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is _terminate else handler)
         self._is_set = self._handles_term = False
         _close(self._reading, self._writing)
+
+
+def _has_native_handler(number: int) -> bool:
+    """Return whether the process handles a signal, also by what Python does not know of: ``faulthandler`` or a library.
+
+    No pipe of an earlier world does so: it has put back the default.
+    """
+    action = (ctypes.c_void_p * 64)()  # begins with the handler, and is far smaller
+    read = ctypes.CDLL(None).sigaction(int(number), None, action)
+    return read != 0 or action[0] is not None
 
 
 def _close(*descriptors: int) -> None:
