@@ -56,6 +56,13 @@ def found(known: dict[int, RankSnapshot]) -> list[tuple[FindingKind, tuple[int, 
     return [(one.kind, one.ranks) for one in diagnose_group(known, group)]
 
 
+def test_a_rank_has_ended_by_a_signal_only_when_its_process_has() -> None:
+    ended = terminated(ring(0))
+    assert ended.end == "has ended by SIGTERM"
+    assert replace(ended, process="running").end == "was sent SIGTERM"
+    assert replace(ended, process="unknown").end == "was sent SIGTERM"
+
+
 def test_a_rank_that_left_because_another_one_had_left_is_not_the_cause() -> None:
     known = {0: left(failed(ring(0), 1)), 1: left(ring(1)), 2: waiting(ring(2))}
     assert found(known) == [(FindingKind.LOST, (1,))]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +96,8 @@ print(status, flush=True)
 """
 
 
-def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _WATCHED + program, str(folder)]
+def _run(program: str, folder: Path, wrapper: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    command = [*wrapper, sys.executable, "-c", _WATCHED + program, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=20)
 
 
@@ -120,6 +121,22 @@ lock(mutex)
 
 def test_sigterm_ends_a_wait_in_a_library_that_is_no_call_of_ours(tmp_path: Path) -> None:
     assert _run(_BLOCKED, tmp_path).returncode == -signal.SIGTERM
+
+
+_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+# The kernel ignores a signal that has the default action for the first process of a pid namespace.
+_ENDS_IN_CONTAINER = {
+    "the handler": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(10); print('goes on')",
+    "the watch": _BLOCKED,
+}
+
+
+@pytest.mark.parametrize("ended_by", _ENDS_IN_CONTAINER)
+def test_sigterm_ends_process_1_of_a_container(ended_by: str, tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*_PID_NAMESPACE, "true"], check=False).returncode != 0:
+        pytest.skip("needs a pid namespace of its own")
+    ended = _run(_ENDS_IN_CONTAINER[ended_by], tmp_path, _PID_NAMESPACE)
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, ""), ended.stderr
 
 
 _HAS_FAULTHANDLER = """

@@ -161,7 +161,7 @@ def test_ranks_that_were_all_asked_to_end(postmortem: Postmortem, tmp_path: Path
             one.kill()
         shown = postmortem(tmp_path)[1]
     assert verdict(shown).startswith("verdict: missing: rank 1 ")
-    assert "for which rank 0 waits: it has ended by SIGTERM; until then, it is in none of its calls" in shown
+    assert "for which rank 0 waits: it was sent SIGTERM; until then, it is in none of its calls" in shown
     assert "also killed: ranks 0, 1 were ended from outside: the first has ended by SIGTERM" in shown
 
 

@@ -85,9 +85,11 @@ class RankSnapshot:
             because = ""
         if self.process == "replaced":
             return f"has replaced its program (exec){because}"
-        has_ended = self.process == "ended" or self.header.signal
-        word = "has ended" if has_ended else "has left the world or is ending"
-        return f"{word}{because}"
+        if self.process == "ended":
+            return f"has ended{because}"
+        if raised is None and self.header.signal:  # by which it is about to end, unless that is held up
+            return f"was sent {_signal_name(self.header.signal)}"
+        return f"has left the world or is ending{because}"
 
     def open_calls(self) -> list[Call]:
         """Return its calls under way, the oldest first."""

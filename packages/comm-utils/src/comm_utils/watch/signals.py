@@ -154,7 +154,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     RECORDER.memory.set_word("signal", number)
     _reported.wait(_REPORT_S)
     signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    _end(number)
 
 
 def has_terminated() -> bool:
@@ -176,4 +176,10 @@ def end_by(number: int) -> None:
     """End this process by a signal, from any thread, whatever handles it now."""
     RECORDER.memory.set_word("signal", number)
     ctypes.CDLL(None).signal(number, 0)
+    _end(number)
+
+
+def _end(number: int) -> None:
     os.kill(os.getpid(), number)
+    # The kernel ignores it where this is process 1 of its pid namespace, as in a container without an init.
+    os._exit(128 + number)
