@@ -151,6 +151,62 @@ def test_pruning_in_another_pid_namespace_leaves_the_rings_of_this_one(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+_ENDS_WORLDS = """
+import sys
+from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+
+recorder = FlightRecorder()
+recorder.settings = FlightRecorderSettings(directory=sys.argv[1], records=16, keep=2)
+for number in range(6):
+    recorder.open(0, 1, f"job-{number}")
+    recorder.failure("", "ValueError", "a step that fails")
+    recorder.close()
+"""
+
+
+def test_a_process_that_goes_on_does_not_keep_the_rings_of_its_worlds_that_failed(tmp_path: Path) -> None:
+    program = _ENDS_WORLDS + 'print(recorder.path or "done", flush=True); sys.stdin.read()'
+    with running(program, tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        assert {ring.parent.name for ring in tmp_path.glob("*/*.ring")} == {"job-3", "job-4", "job-5"}
+
+
+_WITHOUT_PROC = 'mount --bind "$0" /proc && exec "$@"'
+_DIES = """
+import os, sys
+from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+from comm_utils.flight_recorder.directory import prune
+from comm_utils.flight_recorder.recorder import own_identity
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+recorder = FlightRecorder()
+recorder.settings = FlightRecorderSettings(directory=folder, records=16)
+child = os.fork()
+if child == 0:
+    recorder.open(0, 1, "job-of-child")
+    os._exit(0)
+os.waitpid(child, 0)
+recorder.open(0, 1, "job")
+prune(folder, 0, own_identity())
+print(*(one.name for one in folder.iterdir()))
+os._exit(0)
+"""
+
+
+def test_without_proc_the_rings_of_processes_that_have_ended_go(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        pytest.skip("an empty /proc needs root and unshare")
+    empty, rings = tmp_path / "empty", tmp_path / "rings"
+    empty.mkdir()
+    command = ["unshare", "--mount", "sh", "-c", _WITHOUT_PROC, str(empty), sys.executable, "-c", _DIES, str(rings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "mount" in done.stderr:
+        pytest.skip("this machine does not let root replace /proc")
+    assert done.stdout == "job\n", done.stderr
+
+
 def test_a_forked_child_does_not_keep_the_ring_of_its_parent(tmp_path: Path) -> None:
     with running(_FORKS, tmp_path) as process:
         assert process.stdout is not None

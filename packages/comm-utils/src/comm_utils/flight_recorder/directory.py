@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from comm_utils.flight_recorder.layout import HEADER, HEADER_BYTES, MAGIC, WORDS
 from comm_utils.flight_recorder.ring_locks import is_at, lock_as_owner, lock_as_reader
-from comm_utils.process_state import is_alive
+from comm_utils.process_state import GONE, process_state
 from comm_utils.regular_file import open_regular
 
 __all__ = [
@@ -222,26 +222,30 @@ def remove_rings_of(pids: Collection[int], identity: str) -> None:
     with suppress(OSError):
         for ring in rings_in(default_directory()):
             with suppress(OSError):
-                if _writer(ring)[0][0] in pids and _has(ring, identity) and not _is_in_use(ring, identity):
+                if _writer(ring).pid in pids and _has(ring, identity) and not _is_in_use(ring, identity):
                     _remove_unlocked(ring)
 
 
 def _is_in_use(ring: Path, identity: str) -> bool:
-    """Return whether the process that wrote a ring lives, as far as this host can tell.
+    """Return whether the process that wrote a ring lives, and its world, as far as this host can tell.
 
-    A process locks its ring. Where the file system has no locks, a process of another container or host cannot be seen,
-    but its watch looks around all the time.
+    A process locks its ring until its world ends. Where the file system has no locks, a process of another container or
+    host cannot be seen, but its watch looks around all the time.
     """
     with _opened(ring) as descriptor:
         locked, written_s = lock_as_reader(descriptor), os.fstat(descriptor).st_mtime
     if locked is False:
         return True
-    (pid, *which), looked_s = _writer(ring)
-    if pid <= 0:  # it may be about to be written
+    writer = _writer(ring)
+    if writer.pid <= 0:  # it may be about to be written
         return locked is None and abs(time.time() - written_s) < _RECENT_S
-    if is_alive(pid, *which):
+    if locked and writer.has_ended_world:
+        return False
+    state = process_state(writer.pid, writer.started, writer.image)
+    # A lock that nobody has says more than a process that cannot be looked at, as without /proc.
+    if state not in GONE and not (locked and state == "unknown"):
         return True
-    return abs(time.time() - looked_s) < _RECENT_S and not _has(ring, identity)
+    return abs(time.time() - writer.looked_s) < _RECENT_S and not _has(ring, identity)
 
 
 @contextmanager
@@ -258,10 +262,23 @@ def _has(ring: Path, identity: str) -> bool:
         return memory.find(identity.encode()) >= 0
 
 
-def _writer(ring: Path) -> tuple[tuple[int, int, int], float]:
-    """Return pid, start and image of a ring's process, and when its watch last looked, as a time of day in seconds.
+class _Writer(NamedTuple):
+    """The process of a ring; all is 0 where the file does not say.
 
-    All are 0 where the file does not say.
+    Attributes:
+        looked_s: when its watch last looked, as a time of day in seconds.
+        has_ended_world: for which the ring was; the process may live.
+    """
+
+    pid: int = 0
+    started: int = 0
+    image: int = 0
+    looked_s: float = 0.0
+    has_ended_world: bool = False
+
+
+def _writer(ring: Path) -> _Writer:
+    """Return the process of a ring.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
@@ -269,7 +286,9 @@ def _writer(ring: Path) -> tuple[tuple[int, int, int], float]:
     with open(open_regular(ring), "rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-        return (0, 0, 0), 0.0
+        return _Writer()
     _, _, _, _, pid, image, started, wall_ns, monotonic_ns, *_ = HEADER.unpack_from(head)
     (looked_ns,) = _WORD.unpack_from(head, WORDS["looked_at"])
-    return (pid, started, image), (wall_ns + looked_ns - monotonic_ns) / 1e9 if looked_ns else 0.0
+    (state,) = _WORD.unpack_from(head, WORDS["state"])
+    looked_s = (wall_ns + looked_ns - monotonic_ns) / 1e9 if looked_ns else 0.0
+    return _Writer(pid, started, image, looked_s, state in (1, 2))
