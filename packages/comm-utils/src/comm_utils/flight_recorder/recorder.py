@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -92,6 +93,9 @@ class FlightRecorder:
         self._call_sites = CallSites(memory, self._lock)
         self.sites = self._call_sites.known
         self._threads: set[int] = set()
+        # Identifiers are used again, so an ended thread's may be that of one that has made no calls.
+        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._last_caller: weakref.ref[threading.Thread] | None = None
         self._counting = threading.Lock()
         #: Not empty once more than one thread has made calls.
         self.several_threads: list[int] = []
@@ -340,12 +344,24 @@ class FlightRecorder:
 
     def note_thread(self) -> None:
         """Count the calling thread among those that make calls, unless it does so on behalf of a call of another."""
-        if threading.current_thread().name.startswith(_OUR_THREADS):
+        thread = threading.current_thread()
+        if thread.name.startswith(_OUR_THREADS):
             return
         self._threads.add(threading.get_ident())
+        self._callers.add(thread)
+        self._last_caller = weakref.ref(thread)
         self._memory.set_word("threads", max(len(self._threads), self._memory.word("threads")))
         if len(self._threads) > 1 and not self.several_threads:
             self.several_threads.append(1)
+
+    def has_called(self, thread: threading.Thread) -> bool:
+        """Return whether a thread has made calls in this world."""
+        return thread in self._callers
+
+    @property
+    def last_caller(self) -> threading.Thread | None:
+        """Return the thread that :meth:`note_thread` saw last; None where there is none, or it has gone."""
+        return None if self._last_caller is None else self._last_caller()
 
     def raise_count(self, number: int) -> None:
         """Count a call whose thread may have been overtaken by another one since it took its number."""

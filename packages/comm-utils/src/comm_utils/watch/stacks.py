@@ -1,4 +1,4 @@
-"""The Python stack of the main thread of this process, and the calls that it has made."""
+"""The Python stacks of this process: of the thread that makes calls, and of the main thread, and its calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from types import FrameType
 
 from comm_utils.flight_recorder.call_sites import site_of
 from comm_utils.flight_recorder.calls import Call
+from comm_utils.flight_recorder.layout import LANES
+from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 
 __all__ = ["StackInRing", "calls_of_main_thread", "main_thread_place"]
@@ -23,26 +25,37 @@ class StackInRing:
     """Keeps the stack in this rank's ring current while it makes no calls."""
 
     def __init__(self) -> None:
-        # How many calls this rank had begun, since when, and where the main thread was then.
+        # How many calls this rank had begun, since when, the thread that made them, and where that was then.
         self._calls, self._since = -1, 0.0
+        self._thread: threading.Thread | None = None
         self._place: object = None
 
-    def update(self, calls: int) -> None:
-        """Write the stack if this rank has begun ``calls`` calls in all, and none for a while."""
-        now = time.monotonic()
+    def update(self, own: RingReader) -> None:
+        """Write the stack if this rank, whose ring ``own`` reads, has begun no call for a while."""
+        calls, now = sum(own.count(lane) for lane in range(LANES)), time.monotonic()
         if calls != self._calls:
-            self._calls, self._since = calls, now
+            self._calls, self._since, self._thread = calls, now, None
         elif now - self._since >= _IDLE_S:
-            place = main_thread_place()
+            frame, name = self._calling_frame(own)
+            place = _place_of(frame)
             if place != self._place:
                 self._place = place
-                RECORDER.memory.set_stack(_stack_text(_main_thread_frame()))
+                RECORDER.memory.set_stack(_stack_text(frame) + (f", in thread {name!r}" if name else ""))
+
+    def _calling_frame(self, own: RingReader) -> tuple[FrameType | None, str]:
+        """Return the frame of the thread that makes calls, and its name; "" for the main thread."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = _calling_thread(_last_site(own))
+        if self._thread is not threading.main_thread() and self._thread.ident is not None:
+            frame = sys._current_frames().get(self._thread.ident)
+            if frame is not None:
+                return frame, self._thread.name
+        return _main_thread_frame(), ""
 
 
 def main_thread_place() -> object:
     """Return where the main thread is in Python; it stays the same while that waits in native code."""
-    frame = _main_thread_frame()
-    return None if frame is None else (id(frame), frame.f_lasti)
+    return _place_of(_main_thread_frame())
 
 
 def calls_of_main_thread(calls: Sequence[Call]) -> list[Call]:
@@ -70,6 +83,33 @@ def _function_of(site: str) -> tuple[str, str]:
     """Return file and function: the end of an asynchronous call may be awaited some lines after its begin."""
     file, _, rest = site.rpartition(":")
     return file, rest.partition(" ")[2]
+
+
+def _place_of(frame: FrameType | None) -> object:
+    return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def _last_site(own: RingReader) -> str:
+    """Return where in the program this rank made its last call; "" where that is not known."""
+    calls = [call for lane in range(LANES) if (call := own.call(lane, own.count(lane))) is not None]
+    return max(calls, key=lambda call: call.begin_ns).caller if calls else ""
+
+
+def _calling_thread(last_site: str) -> threading.Thread:
+    """Return the thread that is in the function that made the last call; where none is, the one that may have left it.
+
+    The main thread comes first in both cases.
+    """
+    main, last = threading.main_thread(), RECORDER.last_caller
+    callers = [one for one in threading.enumerate() if RECORDER.has_called(one)]
+    if any(one is not main for one in callers):
+        function, frames = _function_of(last_site), sys._current_frames()
+        inside = [one for one in callers if one.ident and function in _functions(frames.get(one.ident))]
+        for found in (inside, callers):
+            first = next((one for one in (main, last, *inside) if one in found), None)
+            if first is not None:
+                return first
+    return main
 
 
 def _main_thread_frame() -> FrameType | None:

@@ -1,8 +1,9 @@
-"""Exceptions that end this process, or its world: they are noted for the others, which wait for this rank."""
+"""Exceptions that end this process, a thread of it that makes calls, or its world: noted for ranks that wait for it."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from types import TracebackType
 
 from comm_utils.errors import CommError
@@ -24,6 +25,7 @@ def put_back_hook() -> None:
 
 def note_uncaught_exceptions() -> None:
     """Have exceptions that nobody catches noted in this rank's ring, before what printed them so far prints them."""
+    _note_those_of_threads()
     before = sys.excepthook
     if getattr(before, "notes_in_ring", False):
         return
@@ -36,6 +38,21 @@ def note_uncaught_exceptions() -> None:
     sys.excepthook = note
 
 
+def _note_those_of_threads() -> None:
+    before = threading.excepthook
+    if getattr(before, "notes_in_ring", False):
+        return
+
+    def note(hooked: threading.ExceptHookArgs) -> None:
+        error, thread = hooked.exc_value, threading.current_thread()
+        if error is not None and not isinstance(error, SystemExit) and RECORDER.has_called(thread):
+            _note(error, f"in thread {thread.name!r}")
+        before(hooked)
+
+    note.notes_in_ring = True  # type: ignore[attr-defined]
+    threading.excepthook = note
+
+
 def note_exception_in_flight() -> None:
     """Note the exception because of which the world ends now, as ``finally: destroy_process_group()`` ends it."""
     error = sys.exc_info()[1]
@@ -45,6 +62,6 @@ def note_exception_in_flight() -> None:
         _note(error)
 
 
-def _note(error: BaseException) -> None:
+def _note(error: BaseException, where: str = "") -> None:
     if RECORDER.path is not None and not isinstance(error, CommError):  # those were noted where they were raised
-        RECORDER.failure("", type(error).__name__, str(error)[:500])
+        RECORDER.failure("", type(error).__name__, ", ".join(part for part in (str(error)[:500], where) if part))

@@ -351,7 +351,7 @@ class Watch:
         RECORDER.memory.set_word("looked_at", time.perf_counter_ns())
         self._view.local.refresh()
         RECORDER.memory.set_word("listed_at", self._view.local.listed_ns)
-        self._stack.update(own.count(0) + own.count(1))
+        self._stack.update(own)
         waiting = self._waiting_calls()
         since_ns = time.perf_counter_ns() - _WAITS_NS
         self._is_waiting = any(call.begin_ns < since_ns for call in waiting)
