@@ -6,6 +6,8 @@ import gc
 import logging
 import math
 import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 import warnings
@@ -443,6 +445,38 @@ def test_sequence_numbers_go_on_after_a_reset() -> None:
     log.forget_events()
     assert log.recent()[1] == []
     assert log.rows()[0].calls == 1
+
+
+_HANGS = """
+import os, sys, time
+from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
+from comm_utils.observability.comms_logger import CommsLogger
+from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.file import TraceWriter
+from comm_utils.watch import WATCH
+
+RECORDER.settings = FlightRecorderSettings(directory=sys.argv[1] + "/rings")
+RECORDER.open(0, 2, "job")
+WATCH.start(0, 2)
+log, writer = CommsLogger(), TraceWriter(sys.argv[1], 0)
+writer.begin(RankTrace(0, 2))
+log.start_writing(writer)
+series = log.series(Operation("send", "send", 8, (0, 1)))
+for sequence in range(500):
+    now = time.perf_counter_ns()
+    series.add(sequence, now, now)
+until = time.monotonic() + 30
+while writer.path.read_text().count("\\n") < 502 and time.monotonic() < until:
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_trace_of_a_rank_that_hangs_has_all_that_ended_before(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HANGS, str(tmp_path)]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert len(load_rank(tmp_path / "rank0.jsonl").events) == 500
 
 
 def test_a_trace_has_every_operation(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import difflib
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from time import monotonic, sleep
+from time import monotonic, perf_counter_ns, sleep
 
 from comm_utils import operations
 from comm_utils.errors import ArgumentError
@@ -17,6 +17,7 @@ from comm_utils.observability.series import Recorder, Series
 from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.sizes import bandwidth, format_size
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["EVENTS_KEPT", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
 
@@ -208,6 +209,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _settle_those_due() -> None:
+    for log in list(_loggers):
+        if log.writes:
+            log.recorder.settle_if_due(perf_counter_ns())
+
+
+WATCH.before_each_look(_settle_those_due)
 
 
 def _checked(prof_ops: Iterable[str], before: frozenset[str]) -> frozenset[str]:

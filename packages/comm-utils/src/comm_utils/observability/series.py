@@ -186,6 +186,14 @@ class Recorder:
             finally:
                 self._settling = False
 
+    def settle_if_due(self, now_ns: int) -> None:
+        """Write and flush what waits, if nothing that ended has done so for a while: nothing may end any more."""
+        if now_ns <= self.due_ns:
+            return
+        with self.lock:
+            self.settle()
+            self.line("", now_ns)
+
     def _count(self, found: list[int]) -> None:
         self.keep(array("q", found))
         numbers, durations = found[::4], list(map(sub, found[3::4], found[2::4]))
