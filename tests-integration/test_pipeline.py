@@ -195,6 +195,41 @@ def test_microbatches_that_need_other_gradients(pools: Pools) -> None:
     pools(2).run(gradients_of_some_microbatches)
 
 
+def stages_that_begin_in_place(chunks: int) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(8)
+    layers = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)).double() for _ in range(W * chunks)]
+    layers[0] = nn.Linear(6, 6).double()
+    single = copy.deepcopy(layers)
+    data, targets = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 6, (4,))
+    schedule = hooks.interleaved(W, 2, chunks) if chunks > 1 else hooks.one_forward_one_backward(W, 2)
+    stages = layers[rank::W]
+    losses = hooks.run_schedule(schedule, stages, data, targets, F.cross_entropy)
+    expected = F.cross_entropy(nn.Sequential(*single)(data), targets)
+    expected.backward()
+    if rank == W - 1:
+        torch.testing.assert_close(torch.stack(losses).mean(), expected, rtol=1e-12, atol=0)
+    for stage, one in zip(stages, single[rank::W], strict=True):
+        for mine, its in zip(stage.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, its.grad, rtol=1e-10, atol=1e-14)
+
+
+def changes_what_the_stage_before_saved() -> None:
+    torch.manual_seed(8)
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6))]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # as in one process
+        hooks.run_schedule(
+            hooks.interleaved(1, 1, 2), stages, torch.randn(2, 6), torch.zeros(2).long(), F.cross_entropy
+        )
+
+
+def test_stages_may_begin_in_place(pools: Pools) -> None:
+    pools(2).run(stages_that_begin_in_place, 1)
+    pools(2).run(stages_that_begin_in_place, 2)
+    pools(1).run(stages_that_begin_in_place, 2)
+    pools(1).run(changes_what_the_stage_before_saved)
+
+
 def test_shapes_are_agreed_once(pools: Pools) -> None:
     pools(2).run(other_shapes)
 

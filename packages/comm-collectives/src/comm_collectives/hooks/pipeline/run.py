@@ -13,6 +13,7 @@ from torch import nn
 
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_rank, get_world_size
+from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.call_agreement import agree_on_call
 from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.model_agreement import as_refusal
@@ -181,7 +182,7 @@ class _Run:
         else:
             entered = self._arrived(FORWARD, stage, number)
         self.entered[stage, number] = entered
-        output = self.stages[stage](*entered)
+        output = self.stages[stage](*[_enter(one) for one in entered])
         if stage == self.last:
             loss = output
             if self.loss_function is not None:
@@ -249,6 +250,24 @@ class _Run:
                 raise ArgumentTypeError(
                     f"{_CALL}: stage {stage} returned {shown(one)}; expected a tensor or a tuple of tensors"
                 )
+
+
+class _Enter(torch.autograd.Function):
+    """The same memory as a result, which a stage may change in place: torch refuses that for leaves and their views."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        # No copy, and the same version: where the stage before has saved the memory for its backward, torch raises.
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _enter(given: Any) -> Any:
+    is_leaf = isinstance(given, torch.Tensor) and given.requires_grad and given.is_leaf
+    return apply(_Enter, given) if is_leaf else given
 
 
 def _checked_device(device: Any) -> torch.device:
