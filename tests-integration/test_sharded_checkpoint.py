@@ -225,7 +225,7 @@ def save_and_load_divided_layers(folder: str, stage: int) -> None:
     saved: list[dict[str, Any]] = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2, bias=False))
         divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})
         assert divided is not None
         with divided, register_sharded_hooks(model, stage, group=alone) as handle:

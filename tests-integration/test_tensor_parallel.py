@@ -320,6 +320,89 @@ def test_copies_and_changes(pools: Pools) -> None:
     pools(2).run(changes_with_sequence_parallelism)
 
 
+class NormedHeads(nn.Module):
+    """Attention that normalizes the queries and keys of each head, as Qwen3 and Gemma 3 do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.q_norm, self.k_norm = nn.RMSNorm(4), nn.RMSNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        q, k, v = (one(normed).unflatten(-1, (-1, 4)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        attention = F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return x + self.out(attention.transpose(1, 2).flatten(2))
+
+
+NORMED_PLAN = {"q": "column", "k": "column", "v": "column", "out": "row"}
+
+
+def step_of(model: nn.Module, clip: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+    """Train for one step, and return the norm of the gradients where they are clipped."""
+    x = torch.randn(2, 8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model.zero_grad()
+    F.mse_loss(model(x), x.roll(1, 1)).backward()
+    norm = None if clip is None else clip()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return norm
+
+
+def norms_of_heads() -> None:
+    torch.manual_seed(4)
+    single = NormedHeads().double()
+    parallel = copy.deepcopy(single)
+    handle = hooks.register_model_parallel_hooks(parallel, None, {**NORMED_PLAN, "?_norm": "summed"})
+    for model in (single, parallel):
+        step_of(model)
+    full = handle.full_state_dict()
+    for name, one in single.state_dict().items():
+        torch.testing.assert_close(full[name], one, rtol=1e-10, atol=1e-12, msg=name)
+    with pytest.raises(ArgumentError, match="copy of a model with sequence parallelism or the style 'summed'"):
+        copy.deepcopy(parallel)(torch.ones(1, 1, 16, dtype=torch.float64))
+    handle.remove()
+    summed_scatter = {"norm": "sequence", "?_norm": "summed"}
+    x = torch.randn(2, 8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for model in (single, parallel):
+        model.zero_grad()
+    handle = hooks.register_model_parallel_hooks(parallel, None, {**NORMED_PLAN, **summed_scatter}, sequence_dim=1)
+    part = hooks.scatter_to_sequence_parallel_region(x, None, 1)
+    joined = hooks.gather_from_sequence_parallel_region(parallel(part), None, 1, False)
+    for result in (single(x), joined):
+        result.square().mean().backward()
+    for name in ("norm", "q_norm", "k_norm"):
+        mine, its = parallel.get_submodule(name), single.get_submodule(name)
+        torch.testing.assert_close(mine.weight.grad, its.weight.grad, rtol=1e-9, atol=1e-13, msg=name)
+    handle.remove()
+
+
+def drifting_norms_of_heads() -> None:
+    torch.manual_seed(4)
+    model = NormedHeads().double()
+    handle = hooks.register_model_parallel_hooks(model, None, NORMED_PLAN)
+    handle.full_state_dict()
+    step_of(model)
+    for call in (handle.full_state_dict, handle.remove):
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call()
+        assert str(caught.value).startswith(
+            f"{call.__name__}: parameter 'q_norm.weight' is not divided, but differs on"
+        )
+        assert "give 'q_norm' the style 'summed' in the plan" in str(caught.value)
+    assert model.q.weight.shape == (16, 16)  # removed
+    handle.remove()
+    with torch.no_grad():  # as kernels that add in another order leave it
+        model.q_norm.weight.fill_(1).mul_(1 + 1e-14 * dist.get_rank())
+        model.k_norm.weight.fill_(float("nan"))
+    hooks.register_model_parallel_hooks(model, None, NORMED_PLAN).remove()
+
+
+def test_norms_of_heads_need_sums(pools: Pools) -> None:
+    pools(2).run(norms_of_heads)
+    pools(2).run(drifting_norms_of_heads)
+
+
 def with_data_parallel() -> None:
     groups = hooks.ParallelGroups.from_sizes(data=2, tensor=2)
     torch.manual_seed(1)
@@ -466,6 +549,7 @@ def wrong_plans() -> list[str]:
         (model, {"head": "vocabulary"}),
         (model, {"norm": "sequence"}),
         (model, {"tokens": "vocabulary", "head": "row"}),
+        (model, {"blocks.0": "summed", "blocks.0.up": "column"}),
         (other, {"0": "column"}),
         (other, {"1": "column"}),
         (other, {"2": "vocabulary"}),
@@ -491,6 +575,7 @@ def test_wrong_plans_name_the_module(pools: Pools) -> None:
         "plan: tokens.weight is 'head.weight', which is divided; give 'tokens' a style as well",
         "plan['norm']: got 'sequence' without sequence parallelism; pass sequence_dim",
         "plan: 'head.weight' is also 'tokens.weight', which is divided along dimension 0",
+        "plan: module 'blocks.0' is 'summed' and has 'blocks.0.up.weight', which is divided",
         "parameter '0.weight' has 7 along dimension 0",
         "plan: module '1' is a Conv1d; expected nn.Linear",
         "plan: module '2' has max_norm",

@@ -15,9 +15,10 @@ from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_un
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.tensor_parallel import layers
 from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan
+from comm_collectives.hooks.tensor_parallel.replicas import difference_of_replicas
 from comm_collectives.hooks.tensor_parallel.sequence import sum_gradients
 from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard, replace_data
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.given import shown
 from comm_utils.group_names import group_text
 from comm_utils.log import logger
@@ -25,6 +26,8 @@ from comm_utils.log import logger
 __all__ = ["ModelParallel", "register_model_parallel_hooks"]
 
 _CALL = "register_model_parallel_hooks"
+#: Styles whose parameters stay whole, and whose gradients are summed over the group.
+_SUMMED = ("sequence", "summed")
 
 
 class ModelParallel(Handle):
@@ -42,16 +45,17 @@ class ModelParallel(Handle):
         self.group, self.shards = group, shards
         self.divided = [one.parameter for one in shards]
         self.divided_over = get_process_group_ranks(group)
-        by_sequence = {} if sequence_dim is None else _divided_by_sequence(placements)
-        self._summed = [one for one in by_sequence.values() if one.requires_grad]
-        self._frozen = {name: one for name, one in by_sequence.items() if not one.requires_grad}
+        summed = _summed_parameters(placements, sequence_dim is not None)
+        self._summed = [one for one in summed.values() if one.requires_grad]
+        self._frozen = {name: one for name, one in summed.items() if not one.requires_grad}
+        self._difference: CollectiveMismatchError | None = None
 
         def check(module: nn.Module, inputs: Any) -> None:  # keeps this handle alive
-            if by_sequence:
+            if summed:
                 self._check_gradients(module)
 
         # A graph ends at the check.
-        hook = cast("Any", torch.compiler.disable)(check) if by_sequence else check
+        hook = cast("Any", torch.compiler.disable)(check) if summed else check
         self.on_removal(model.register_forward_pre_hook(hook).remove)
         self.on_removal(self._restore)
         for shard in shards:
@@ -67,6 +71,10 @@ class ModelParallel(Handle):
 
         Returns:
             Tensors by name, as ``state_dict()`` of the model without hooks has them; sharded ones in new memory.
+
+        Raises:
+            CollectiveMismatchError: a parameter that is not divided differs between the ranks by more than rounding;
+                names it, and the style that it may need.
         """
         by_id = {id(one.parameter): one for one in self.shards}
         full: dict[str, torch.Tensor] = {}
@@ -76,6 +84,9 @@ class ModelParallel(Handle):
             if shard is not None and id(tensor) not in gathered:
                 gathered[id(tensor)] = shard.whole(tensor, self.group)
             full[name] = gathered[id(tensor)] if shard is not None else tensor.detach()
+        difference = difference_of_replicas("full_state_dict", self._replicas(full), self.group)
+        if difference is not None:
+            raise difference
         return full
 
     def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -94,15 +105,35 @@ class ModelParallel(Handle):
         }
         self.model.load_state_dict({**state, **own})
 
+    def remove(self) -> None:
+        """Restore whole parameters and take the hooks off again; called by all ranks of the group.
+
+        Raises:
+            ArgumentError: other hooks were registered on the same parameters later; remove these first.
+            CollectiveMismatchError: as :meth:`full_state_dict`; the hooks are removed.
+        """
+        super().remove()
+        difference, self._difference = self._difference, None
+        if difference is not None:
+            raise difference
+
+    def _replicas(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return those of ``tensors`` that are parameters of which every rank has the whole."""
+        divided = set(map(id, self.divided))
+        # A module's own state_dict() may leave parameters out.
+        return {
+            name: tensors[name] for name, one in self.parameters.items() if id(one) not in divided and name in tensors
+        }
+
     def _check_gradients(self, module: nn.Module) -> None:
         """Check that all gradients that have to be summed over the group will be."""
         if not torch.is_grad_enabled():
             return
         if module is not self.model and self._summed:
             raise ArgumentError(
-                "forward: got called with gradients on a copy of a model with sequence parallelism, and the hooks that "
-                "sum gradients over the group are not copied; run the copy within torch.no_grad(), or copy the model "
-                f"before {_CALL}()"
+                "forward: got called with gradients on a copy of a model with sequence parallelism or the style "
+                "'summed', and the hooks that sum gradients over the group are not copied; run the copy within "
+                f"torch.no_grad(), or copy the model before {_CALL}()"
             )
         for name, one in self._frozen.items():
             if one.requires_grad:
@@ -112,6 +143,7 @@ class ModelParallel(Handle):
                 )
 
     def _restore(self) -> None:
+        self._difference = difference_of_replicas("remove", self._replicas(self.parameters), self.group)
         for shard in self.shards:
             replace_data(shard.parameter, shard.whole(shard.parameter, self.group))
 
@@ -128,6 +160,9 @@ def register_model_parallel_hooks(
     - "row": a linear layer whose input features are divided, as a column-parallel layer leaves them. Outputs are
       summed.
     - "vocabulary": an embedding whose rows are divided; of a linear layer the same as "column".
+    - "summed": a module between a column- and a row-parallel layer, such as the norms of queries and keys of each
+      head, that sees what this rank's part of the layers computes. Its parameters stay whole, and their gradients are
+      summed over the group.
     - "sequence": a module between the layers, such as a norm, that sees this rank's part of the sequence. Its
       parameters stay whole, and their gradients are summed over the group.
     - "sequence_scatter": each rank keeps its part of the sequence of what the module returns.
@@ -194,6 +229,7 @@ def _prepare(model: Any, plan: Any, sequence_dim: Any, group: Group) -> tuple[li
                 )
             check_shard(_CALL, shard, group)
     _check_tied(model, placements, shards)
+    _check_summed(placements, shards)
     return placements, list(shards.values())
 
 
@@ -206,6 +242,18 @@ def _check_tied(model: nn.Module, placements: list[Placement], shards: Mapping[i
                 raise ArgumentError(
                     f"{_CALL}: plan: {name}.{attribute} is {shards[id(parameter)].name!r}, which is divided; give "
                     f"{name!r} a style as well, such as 'vocabulary'"
+                )
+
+
+def _check_summed(placements: list[Placement], shards: Mapping[int, Shard]) -> None:
+    """Check that parameters whose gradients are summed are whole on every rank."""
+    for one in placements:
+        for parameter in one.module.parameters() if one.style in _SUMMED else ():
+            if id(parameter) in shards:
+                divided = shards[id(parameter)].name
+                raise ArgumentError(
+                    f"{_CALL}: plan: module {one.name!r} is {one.style!r} and has {divided!r}, which is divided; "
+                    "expected modules without divided layers, such as the norms in it"
                 )
 
 
@@ -240,13 +288,19 @@ def _add(one: Placement, group: Group, sequence_dim: int | None) -> list[layers.
     return []
 
 
-def _divided_by_sequence(placements: list[Placement]) -> dict[str, torch.Tensor]:
-    """Return the parameters that see a part of the sequence on each rank, each once, by name."""
+def _summed_parameters(placements: list[Placement], by_sequence: bool) -> dict[str, torch.Tensor]:
+    """Return the parameters of whose gradients each rank computes a term, each once, by name.
+
+    Args:
+        placements: of the plan.
+        by_sequence: whether the sequence is divided between layers, so that a row-parallel layer adds its bias to a
+            part of it.
+    """
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for one in placements:
-        if one.style not in ("sequence", "row"):
+        if one.style not in _SUMMED and not (one.style == "row" and by_sequence):
             continue
         for name, parameter in one.module.named_parameters(one.name):
-            if one.style == "sequence" or parameter is one.module.bias:
+            if one.style in _SUMMED or parameter is one.module.bias:
                 found.setdefault(id(parameter), (name, parameter))
     return dict(found.values())

@@ -20,6 +20,7 @@ STYLES: dict[str, tuple[type[nn.Module], ...] | None] = {
     "column_gathered": (nn.Linear,),
     "row": (nn.Linear,),
     "vocabulary": (nn.Embedding, nn.Linear),
+    "summed": None,
     "sequence": None,
     "sequence_scatter": None,
     "sequence_gather": None,
