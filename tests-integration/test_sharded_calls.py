@@ -365,6 +365,7 @@ def test_groups_that_an_optimizer_gets_later(pools: Pools) -> None:
 
 
 def norm_of_divided_layers() -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})
     assert divided is not None
@@ -375,6 +376,8 @@ def norm_of_divided_layers() -> None:
         model(torch.ones(3, 4)).sum().backward()
         with pytest.raises(ArgumentError, match=r"clip_grad_norm: got a model whose layers register_model_parallel"):
             handle.clip_grad_norm(1.0)
+        with pytest.raises(ArgumentError, match=r"clip_grad_norm: got a model with the hooks of register_sharded"):
+            divided.clip_grad_norm(1.0)
         optimizer.step()
     dist.destroy_process_group(alone)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -401,6 +403,49 @@ def drifting_norms_of_heads() -> None:
 def test_norms_of_heads_need_sums(pools: Pools) -> None:
     pools(2).run(norms_of_heads)
     pools(2).run(drifting_norms_of_heads)
+
+
+def clipped() -> None:
+    torch.manual_seed(4)
+    single = NormedHeads().double()
+    parallel = copy.deepcopy(single)
+    handle = hooks.register_model_parallel_hooks(parallel, None, {**NORMED_PLAN, "?_norm": "summed"})
+    for order in (2.0, math.inf, 1.0):
+        torch.testing.assert_close(
+            step_of(parallel, functools.partial(handle.clip_grad_norm, 0.01, order)),
+            step_of(single, functools.partial(nn.utils.clip_grad_norm_, single.parameters(), 0.01, order)),
+        )
+    full = handle.full_state_dict()
+    for name, one in single.state_dict().items():
+        torch.testing.assert_close(full[name], one, rtol=1e-10, atol=1e-12, msg=name)
+    before = [one.grad.clone() for one in parallel.parameters() if one.grad is not None]
+    assert torch.equal(handle.clip_grad_norm(math.inf), handle.clip_grad_norm(math.inf))
+    for call, clip in (
+        ("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(parallel.parameters(), 1e-3)),
+        ("clip_grad_norm_", lambda: nn.utils.clip_grad_norm_(parallel.q.weight, 1e-3)),
+        ("get_total_norm", lambda: nn.utils.get_total_norm([one.grad for one in parallel.parameters()])),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            clip()
+        text = str(caught.value)
+        assert text.startswith(f"torch.nn.utils.{call}: got ")
+        assert "parameter 'q.weight' of a model with the hooks of register_model_parallel_hooks(), whose" in text
+        assert "call handle.clip_grad_norm(" in text
+    assert all(map(torch.equal, before, [one.grad for one in parallel.parameters()]))
+    # What is the same on every rank, element by element, or of parameters that each rank holds whole.
+    norm = handle.clip_grad_norm(math.inf)
+    nn.utils.clip_grads_with_norm_(parallel.parameters(), norm.item() / 2, norm)
+    torch.testing.assert_close(handle.clip_grad_norm(math.inf), norm / 2, rtol=0.02, atol=0)
+    nn.utils.clip_grad_value_(parallel.parameters(), 1e-6)
+    nn.utils.clip_grad_norm_(parallel.norm.parameters(), 1e-3)
+    handle.remove()
+    with pytest.raises(ArgumentError, match=r"clip_grad_norm: got called after remove\(\)"):
+        handle.clip_grad_norm(1.0)
+    step_of(parallel, lambda: nn.utils.clip_grad_norm_(parallel.parameters(), 1.0))
+
+
+def test_norms_are_those_of_the_whole_model(pools: Pools) -> None:
+    pools(2).run(clipped)
 
 
 def with_data_parallel() -> None:

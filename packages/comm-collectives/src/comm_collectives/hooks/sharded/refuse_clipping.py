@@ -23,8 +23,8 @@ _NORM = "whose gradients are divided among the ranks, so that the norm would be 
 _NOTHING = "whose gradients are those of the optimizer's tensors, so that nothing would be clipped"
 _CLIP_NORM = "call handle.clip_grad_norm(max_norm) on all ranks"
 _GET_NORM = "call handle.clip_grad_norm(math.inf), which returns the norm and clips nothing, on all ranks"
-# By the function in torch.nn.utils.clip_grad: its public name, whether the optimizer's tensors and their gradients
-# are refused as well as the model's parameters, the consequence and the remedy.
+# By the function in torch.nn.utils.clip_grad: its public name, whether tensors with a part of the gradients and these
+# gradients are refused as well as parameters without any, the consequence and the remedy.
 _FUNCTIONS = {
     "clip_grad_norm_": ("clip_grad_norm_", True, _NORM, _CLIP_NORM),
     "_get_total_norm": (
@@ -36,11 +36,14 @@ _FUNCTIONS = {
     ),
 }  # fmt: skip
 
-#: A description for messages, the tensor, and whether it is the optimizer's instead of the model's.
+#: A description for messages, the tensor, and whether it has the gradient that an optimizer takes, which is a part, so
+#: that norms alone are wrong. Otherwise it has none, as the model's parameters with sharded hooks.
 DividedTensor = tuple[str, torch.Tensor, bool]
 
 
 class _Holder(Protocol):
+    call: str
+
     def divided_tensors(self) -> Iterable[DividedTensor]: ...
 
 
@@ -85,13 +88,10 @@ def _checked(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(**named)  # which raises
         given, rest = (positional[0], positional[1:]) if positional else (named.pop(str(name)), ())
         tensors = [given] if isinstance(given, torch.Tensor) else list(given)
-        names = {id(one): described for described, one, is_optimizers in _divided() if refuses_all or not is_optimizers}
+        names = {id(one): described for described, one, has_part in _divided() if refuses_all or not has_part}
         for one in tensors:
             if id(one) in names:
-                raise ArgumentError(
-                    f"torch.nn.utils.{call}: got {names[id(one)]} of a model with the hooks of "
-                    f"register_sharded_hooks(), {consequence}; {remedy}"
-                )
+                raise ArgumentError(f"torch.nn.utils.{call}: got {names[id(one)]}, {consequence}; {remedy}")
         # torch warns of an empty generator.
         return original(tensors if tensors or not isinstance(given, types.GeneratorType) else given, *rest, **named)
 
@@ -100,7 +100,8 @@ def _checked(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _divided() -> Iterator[DividedTensor]:
     for holder in list(_Refusal.holders):
-        for described, one, is_optimizers in holder.divided_tensors():
-            yield described, one, is_optimizers
-            if is_optimizers and one.grad is not None:
+        for described, one, has_part in holder.divided_tensors():
+            described = f"{described} of a model with the hooks of {holder.call}()"
+            yield described, one, has_part
+            if has_part and one.grad is not None:
                 yield f"the gradient of {described}", one.grad, True

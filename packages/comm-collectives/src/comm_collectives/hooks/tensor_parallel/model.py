@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -11,8 +11,11 @@ from torch import nn
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks, get_rank
 from comm_collectives.hooks.group_arguments import group_along
-from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered
+from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered, handles_of
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
+from comm_collectives.hooks.sharded.handle import Sharded
+from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
 from comm_collectives.hooks.tensor_parallel import layers
 from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan
 from comm_collectives.hooks.tensor_parallel.replicas import difference_of_replicas
@@ -65,6 +68,7 @@ class ModelParallel(Handle):
                 self.on_removal(undo)
         for summing in sum_gradients(self._summed, group):
             self.on_removal(summing.remove)
+        self.on_removal(refuse_clipping(self))
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the model with whole parameters, on every rank; called by all ranks of the group.
@@ -104,6 +108,50 @@ class ModelParallel(Handle):
             if name in state
         }
         self.model.load_state_dict({**state, **own})
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale gradients so that the norm of those of all parameters together is at most ``max_norm``.
+
+        Every rank of the group calls it, between the backward and the step, in place of
+        ``torch.nn.utils.clip_grad_norm_``, which would take the norm of this rank's part. The parts of divided
+        parameters count together, and a parameter that every rank holds counts once.
+
+        Args:
+            max_norm: the largest norm; ``math.inf`` to get the norm alone.
+            norm_type: the order, above 0, or ``math.inf``.
+
+        Returns:
+            The norm before, (), the same on every rank of the group.
+
+        Raises:
+            ArgumentError: the order is not above 0, the hooks were removed, or the model has sharded hooks, so that
+                its parameters have no gradients.
+        """
+        call = "clip_grad_norm"
+        if not self.is_registered:
+            raise ArgumentError(
+                f"{call}: got called after remove(); parameters are whole again, so call "
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)"
+            )
+        if any(isinstance(one, Sharded) for one in handles_of(self.model)):
+            raise ArgumentError(
+                f"{call}: got a model with the hooks of register_sharded_hooks() as well, whose gradients are those of "
+                "the optimizer's tensors; leave clipping out, or limit values with torch.nn.utils.clip_grad_value_ on "
+                "these tensors"
+            )
+        parameters = [one for one in self.model.parameters() if one.requires_grad]
+        gradients = [one.grad for one in parameters if one.grad is not None]
+        divided = {id(one.grad) for one in self.divided if one.grad is not None}
+        counted = [one for one in gradients if id(one) in divided or not get_rank(self.group)]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        norm = total_norm(call, counted, norm_type, self.group, {one.dtype for one in parameters}, device)
+        clip_to_norm(gradients, max_norm, norm)
+        return norm
+
+    def divided_tensors(self) -> Iterator[DividedTensor]:
+        """Return the parameters of which each rank has a part, with descriptions for messages."""
+        for shard in self.shards:
+            yield f"parameter {shard.name!r}", shard.parameter, True
 
     def remove(self) -> None:
         """Restore whole parameters and take the hooks off again; called by all ranks of the group.
