@@ -246,7 +246,6 @@ def run_pytest(
     # Sessions run side by side, and each has failures of its own.
     cache = Path(session.virtualenv.location) / "pytest_cache"
     arguments = ("-o", f"cache_dir={cache}", *arguments)
-    codes = [0, 1] if "TESTS_AGAIN" in os.environ else [0]
     in_parallel: tuple[str, ...] = ()
     if parallel:
         install(session, *group("parallel"))
@@ -259,10 +258,18 @@ def run_pytest(
         command = ["coverage", "run", "-m", "pytest"]
     failures = cache / "v" / "cache" / "lastfailed"
     failures.unlink(missing_ok=True)  # of an earlier run, perhaps of other tests
-    session.run(*command, *in_parallel, *arguments, env=env, success_codes=codes)
-    if len(codes) > 1 and failures.is_file() and json.loads(failures.read_text()):
+    try:
+        session.run(*command, *in_parallel, *arguments, env=env)
+    except nox.command.CommandFailed as error:
+        # pytest also exits with 1 for errors outside of tests, such as one as the interpreter ends: it records none.
+        if "TESTS_AGAIN" not in os.environ or error.reason != "Returned code 1" or not recorded(failures):
+            raise
         session.warn("Tests failed; they run once more, one at a time.")
         session.run("pytest", "--last-failed", "--last-failed-no-failures=none", *arguments, env=env)
+
+
+def recorded(failures: Path) -> bool:
+    return failures.is_file() and bool(json.loads(failures.read_text()))
 
 
 def share_bytecode(session: nox.Session) -> None:
