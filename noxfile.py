@@ -740,6 +740,7 @@ NATIVE_BUILDS = {"plain": ("", 1_000_000), "address": ("address,undefined", 20_0
 def mutations(session: nox.Session) -> None:
     """Plants faults into the sources, one after the other, and asks that tests catch each; names go after --."""
     install_sources(session, *all_sources(*group("integration"), "cmake", "ninja", "nox"))
+    compile_torch(session)
     session.env["MUTATIONS_BUILD"] = session.create_tmp()
     session.run("python", "tools/mutate.py", *session.posargs)
 

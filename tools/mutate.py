@@ -2,24 +2,29 @@
 
     python tools/mutate.py [NAME...]
 
-The faults are in ``tools/mutations.toml``. The sources are restored after each fault, also when this is interrupted;
-run it in a checkout without other work. Tests run with the Python that runs this; those of the native engine are built
-with CMake and Ninja into the folder that ``MUTATIONS_BUILD`` names.
+The faults are in ``tools/mutations.toml``. The tests of a fault run without it first, and have to pass. The sources are
+restored after each fault, also when this is interrupted or terminated; run it in a checkout without other work. Tests
+run with the Python that runs this; those of the native engine are built with CMake and Ninja into the folder that
+``MUTATIONS_BUILD`` names.
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import functools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import nox.project
 
-__all__ = ["FAULTS", "Fault", "is_caught", "main", "read"]
+__all__ = ["FAULTS", "Fault", "fail_without_a_fault", "is_caught", "main", "read"]
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tools" / "mutations.toml"
@@ -77,25 +82,54 @@ def read(path: Path = FAULTS) -> list[Fault]:
 def is_caught(fault: Fault) -> bool:
     """Plant ``fault``, run its tests and restore the source.
 
+    Tests that do not end within ``LIMIT_S`` with the fault have caught it.
+
     Raises:
-        ValueError: the place is not there, or there more than once; or tests ended otherwise than by failing.
+        ValueError: the place is not there, or there more than once; the tests fail without the fault; they ended
+            otherwise than by failing, or what they need does not compile.
     """
     path = ROOT / fault.file
     source = path.read_text()
     if source.count(fault.before) != 1:
         raise ValueError(f"{fault.name}: got {source.count(fault.before)} places in {fault.file}; expected 1")
-    path.write_text(source.replace(fault.before, fault.after))
-    try:
+    if fail_without_a_fault(fault.tests):
+        raise ValueError(
+            f"{fault.name}: {fault.tests} fails without the fault, or takes {LIMIT_S} s; expected it to pass"
+        )
+    with _restored(path, source):
+        path.write_text(source.replace(fault.before, fault.after))
         return _fails(fault.tests)
+
+
+@functools.cache
+def fail_without_a_fault(tests: str) -> bool:
+    """Return whether ``tests`` fail as the sources are; they run once."""
+    return _fails(tests)
+
+
+@contextlib.contextmanager
+def _restored(path: Path, source: str) -> Iterator[None]:
+    """Write ``source`` back at the end, also where SIGTERM ends this process."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         path.write_text(source)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fails(tests: str) -> bool:
     if tests.startswith(NATIVE):
         return _native_fails(NATIVE_GROUPS[tests.removeprefix(NATIVE)])
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = _run(command)
+    if done is None:
+        return True
     if done.returncode not in (0, 1):
         raise ValueError(f"pytest {tests}: exit status {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
     return done.returncode == 1
@@ -105,18 +139,53 @@ def _native_fails(names: Sequence[str]) -> bool:
     build = Path(os.environ.get("MUTATIONS_BUILD") or tempfile.gettempdir()) / "mutations"
     configure = ["cmake", "-G", "Ninja", "-DSANITIZE=", "-S", str(NATIVE_TESTS), "-B", str(build)]
     for command in (configure, ["cmake", "--build", str(build)]):
-        subprocess.run(command, check=True, capture_output=True)
-    command = [str(build / "native_tests"), *NATIVE_OPTIONS, *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            # Ninja writes the compiler's messages to its output.
+            raise ValueError(
+                f"{' '.join(command)}: exit status {made.returncode}: {(made.stdout + made.stderr)[-2000:]}"
+            )
+    done = _run([str(build / "native_tests"), *NATIVE_OPTIONS, *names])
+    if done is None:
+        return True
     if done.returncode == WRONG_USAGE:
         raise ValueError(f"native_tests {' '.join(names)}: {done.stderr[-500:]}")
     return done.returncode != 0
 
 
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run tests; return None, after all their processes were ended, where they take longer than ``LIMIT_S``."""
+    # A source that is written twice in a second at the same size would be taken for its bytecode.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    # Files, which unlike pipes do not wait for processes that the tests have left.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        tests = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err, start_new_session=True)
+        try:
+            status = tests.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tests.pid, signal.SIGKILL)
+            tests.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(command), status, out.read(), err.read())
+
+
 def main(names: Sequence[str]) -> int:
     """Try the faults of these names, or all; return how many were not caught, or not tried."""
+    faults = read()
+    if unknown := sorted(set(names) - {fault.name for fault in faults}):
+        near = {one for name in unknown for one in difflib.get_close_matches(name, [fault.name for fault in faults])}
+        hint = f"; did you mean {', '.join(sorted(near))}?" if near else ""
+        print(
+            f"mutate.py: got the unknown names {', '.join(unknown)}; expected names of tools/mutations.toml{hint}",
+            file=sys.stderr,
+        )
+        return len(unknown)
     missed = 0
-    for fault in read():
+    for fault in faults:
         if not names or fault.name in names:
             try:
                 found = "caught" if is_caught(fault) else "MISSED"
