@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 import comm_config
 from comm_config import CommConfig, CommsLoggerConfig, ConfigError, load_config
+from comm_config.fields import Section
 from comm_config.keys import leaves, model_at, sections
 
 SECTIONS = [(), *sections(CommConfig)]
@@ -244,3 +245,12 @@ def test_deterministic_reductions_are_not_compressed(key: str, compression: dict
     )
     assert load({"reductions": {key: False}, **compression}).compression()
     assert getattr(load({"reductions": {key: True}, "communication_data_type": "fp32"}).reductions, key)
+
+
+def test_fields_may_begin_with_the_names_of_pydantics_methods() -> None:
+    """pydantic before 2.10 warns of all that begin with ``model_``, later ones of some."""
+
+    class Plan(Section):
+        model_dump_folder: str = ""
+
+    assert Plan().model_dump_folder == ""

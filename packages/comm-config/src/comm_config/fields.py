@@ -33,7 +33,8 @@ MIN_TIMEOUT_S = 0.001
 class Section(BaseModel):
     """A part of the configuration: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # pydantic before 2.10 warns of names that begin with "model_", such as that of the plan of a parallel model.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 def lower_case(value: object) -> object:
