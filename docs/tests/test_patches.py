@@ -26,6 +26,7 @@ PATCHES = {
     "adding-a-collective.md: a reduction": {
         "packages/comm-utils/src/comm_utils/reduce_op.py",
         "packages/comm-utils/src/comm_utils/torch_support/folding.py",
+        f"{COLLECTIVES}/objects/reducing.py",
     },
     "adding-a-wrapper.md: a wrapper": {f"{COLLECTIVES}/slow_link.py"},
 }
@@ -51,6 +52,38 @@ def test_every_program_has_its_patch() -> None:
     assert asked == {str(program) for _, program in patches()}
 
 
+# Each dtype with the reduction of the page: right, or refused by every rank before anything is sent.
+EVERY_DTYPE = """
+import torch
+
+import comm_orchestrator as dist
+
+dist.init_distributed("gloo", verbose=False)
+rank = dist.get_rank()
+for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32):
+    tensor = (torch.tensor([12, 18, 35]) * (rank + 1)).to(dtype)
+    dist.all_reduce(tensor, "gcd")
+    assert tensor.tolist() == [12, 18, 35], (dtype, tensor)
+for dtype in (torch.bool, torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+    for call in (
+        lambda tensor: dist.all_reduce(tensor, "gcd"),
+        lambda tensor: dist.reduce(tensor, 0, "gcd"),
+        lambda tensor: dist.reduce_scatter_tensor(torch.ones(1, dtype=dtype), tensor, "gcd"),
+        lambda tensor: dist.all_reduce_coalesced([tensor], "gcd"),
+    ):
+        try:
+            if rank == 0:  # a call that sends anything would wait for the other
+                call(torch.ones(2, dtype=dtype))
+        except dist.ArgumentError as error:
+            assert "op 'gcd' is not defined for torch." in str(error), error
+        else:
+            assert rank == 1, dtype
+dist.barrier()
+dist.destroy_process_group()
+"""
+MORE = {"adding-a-collective.md: a reduction": EVERY_DTYPE}
+
+
 @pytest.mark.parametrize("place", range(len(PATCHES)), ids=list(PATCHES))
 def test_a_patch(place: int, tmp_path: Path) -> None:
     patch, program = patches()[place]
@@ -63,7 +96,13 @@ def test_a_patch(place: int, tmp_path: Path) -> None:
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     subprocess.run(["git", "apply", "-"], input=patch.text, text=True, cwd=tmp_path, env=environment, check=True)
 
-    (tmp_path / "program.py").write_text("\n" * program.line + program.text)
+    run(tmp_path, "\n" * program.line + program.text)
+    if more := MORE.get(list(PATCHES)[place]):
+        run(tmp_path, more)
+
+
+def run(tmp_path: Path, program: str) -> None:
+    (tmp_path / "program.py").write_text(program)
     path = os.pathsep.join(str(one) for one in sorted(tmp_path.glob("packages/*/src")))
     # Not run_ranks(), whose ranks have imported the sources as they are.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

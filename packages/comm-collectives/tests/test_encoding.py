@@ -74,6 +74,12 @@ any_capabilities = st.one_of(
 )
 
 
+def test_an_op_that_no_table_has_is_refused() -> None:
+    for dtype in (*REDUCIBLE, *MOVED_ONLY):
+        with pytest.raises(ArgumentError):
+            encoding_for("all_reduce", ReduceOp.UNUSED, dtype, NOTHING)
+
+
 def is_defined(op: ReduceOp, dtype: torch.dtype) -> bool:
     if dtype in COMPLEX:
         return op in (ReduceOp.SUM, ReduceOp.AVG)

@@ -98,12 +98,21 @@ def _check(op: ReduceOp, obj: Any) -> None:
             "objects pass a function of two arguments as op"
         )
     elif not _takes(op, obj):
-        raise ArgumentTypeError(f"{_CALL}: obj: op {op.name.lower()!r} is not defined for a {type(obj).__name__}")
+        raise ArgumentTypeError(
+            f"{_CALL}: obj: op {op.name.lower()!r} is not defined for a {type(obj).__name__}{_remedy(op)}"
+        )
+
+
+def _remedy(op: ReduceOp) -> str:
+    return "" if op in _STEPS else "; pass a function of two arguments as op"
 
 
 def _takes(op: ReduceOp, number: Any) -> bool:
+    step = _STEPS.get(op)
+    if step is None:
+        return False
     try:
-        _STEPS[op](number, number)
+        step(number, number)
     except TypeError:
         return False
     except ArithmeticError:  # of this value, which may never meet itself

@@ -10,7 +10,7 @@ from comm_utils import kernels
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import count_versions
 
-__all__ = ["fold", "fold_compensated"]
+__all__ = ["FOLDED", "fold", "fold_compensated"]
 
 _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
@@ -22,6 +22,8 @@ _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.BOR: torch.bitwise_or,
     ReduceOp.BXOR: torch.bitwise_xor,
 }
+#: The ops that :func:`fold` computes.
+FOLDED = frozenset(_STEPS)
 _ROUNDED_ONCE = frozenset((torch.float16, torch.bfloat16))
 # Elements for which all temporaries stay in a core's cache.
 _CHUNK = 1 << 14

@@ -15,11 +15,14 @@ import torch
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.folding import FOLDED, fold
 
 __all__ = ["Encoding", "encoding_for", "refusal"]
 
 _BITWISE = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
+_ON_FLOATS = frozenset((ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX))
+# They give the bits of unsigned integers on signed ones, two of them after their order was mapped.
+_ON_UINT64 = _BITWISE | {ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX}
 _HALF = frozenset((torch.float16, torch.bfloat16))
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -97,10 +100,17 @@ def refusal(op: ReduceOp, dtype: torch.dtype) -> str | None:
         return f"op {name!r} is not defined for {dtype}; complex tensors can be reduced with 'sum' and 'avg'"
     if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
         return f"{dtype} tensors can be moved but not reduced; convert to torch.bfloat16 or torch.float32 first"
-    if op in _BITWISE and dtype in _FLOATS:
-        return f"op {name!r} is not defined for {dtype}; it needs an integer or bool tensor"
+    if op not in FOLDED:
+        return f"op {name!r} has no function of two tensors; add it to comm_utils.torch_support.folding"
+    if op not in _ON_FLOATS and dtype in _FLOATS:
+        kinds = "an integer or bool tensor" if op in _BOOL_OPS else "a tensor of integers"
+        return f"op {name!r} is not defined for {dtype}; it needs {kinds}"
     if op is ReduceOp.AVG and dtype not in _FLOATS:
         return f"op 'avg' is not defined for {dtype}: an average is no integer; use 'sum', or convert to a float dtype"
+    if dtype == torch.bool and op not in _BOOL_OPS:
+        return f"op {name!r} is not defined for {dtype}; convert to torch.uint8 first"
+    if dtype == torch.uint64 and op not in _ON_UINT64:
+        return f"op {name!r} is not defined for {dtype}; convert to torch.int64 first"
     return None
 
 
