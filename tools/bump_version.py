@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
+VERSION = re.compile(r"(?P<numbers>\d+\.\d+\.\d+)((?P<stage>a|b|rc)(?P<number>\d+))?")
 VERSION_LINE = re.compile(r'^version = "(?P<version>[^"]+)"$', re.MULTILINE)
 UNRELEASED = re.compile(r"^## Unreleased$", re.MULTILINE)
 RELEASED = re.compile(r"^## (?P<version>\d\S*)", re.MULTILINE)
@@ -42,14 +42,19 @@ def bump(root: Path, version: str, today: datetime.date) -> None:
     """Write ``version`` everywhere.
 
     Raises:
-        ValueError: a version that is not of the form 1.2.3 or 1.2.3rc1, or a changelog without "## Unreleased".
+        ValueError: a version that is not of the form 1.2.3 or 1.2.3rc1, or not newer than the newest release of the
+            changelog; or a changelog without "## Unreleased".
     """
-    if not VERSION.fullmatch(version):
-        raise ValueError(f"got version {version!r}, expected one like 1.2.3 or 1.2.3rc1")
+    order(version)
     changelog = root / "CHANGELOG.md"
     text = changelog.read_text()
     if not UNRELEASED.search(text):
         raise ValueError(f"{changelog} has no line '## Unreleased'; put one above what the new version brings")
+    newest = RELEASED.search(text)
+    if newest and order(version) <= order(newest["version"]):
+        raise ValueError(
+            f"got version {version}, expected one newer than {newest['version']}, the newest in {changelog}"
+        )
     files = pyprojects(root)
     pin = pins([path.parent.name for path in files])
     for path, content in files.items():
@@ -57,6 +62,22 @@ def bump(root: Path, version: str, today: datetime.date) -> None:
         tail = requirements_of(content)
         path.write_text(content.replace(tail, pin.sub(rf"\g<head>=={version}", tail)))
     changelog.write_text(UNRELEASED.sub(f"## Unreleased\n\n## {version} ({today.isoformat()})", text, count=1))
+
+
+def order(version: str) -> tuple[list[int], str, int]:
+    """Return what sorts like ``version``: 1.2.3a1, 1.2.3b1, 1.2.3rc1, 1.2.3.
+
+    Raises:
+        ValueError: a version of another form.
+    """
+    parts = VERSION.fullmatch(version)
+    if parts is None:
+        raise ValueError(f"got version {version!r}, expected one like 1.2.3 or 1.2.3rc1")
+    return (
+        [int(number) for number in parts["numbers"].split(".")],
+        parts["stage"] or "release",
+        int(parts["number"] or 0),
+    )
 
 
 def problems(root: Path) -> Iterator[str]:

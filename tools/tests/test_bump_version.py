@@ -51,14 +51,17 @@ def test_bump_sets_versions_pins_and_heading(copy: Path) -> None:
     assert all(text.endswith("==9.8.7rc1") for text in declared)
 
 
-def test_bump_of_the_real_changelog(copy: Path) -> None:
+@pytest.mark.parametrize("released", [None, "\n", "\n- A new thing.\n\n"], ids=["real", "just released", "later"])
+def test_bump_of_a_longer_changelog(copy: Path, released: str | None) -> None:
     """What stood under "Unreleased" stands under the new version; nothing else changes."""
-    real = (ROOT / "CHANGELOG.md").read_text()
-    shutil.copy(ROOT / "CHANGELOG.md", copy)
+    version = Workspace(copy).packages["comm-utils"].version
+    text = f"# Changes\n\n## Unreleased\n{released}## {version} (2029-01-31)\n\n- An old thing.\n"
+    if released is None:
+        text = (ROOT / "CHANGELOG.md").read_text()
+    (copy / "CHANGELOG.md").write_text(text)
     assert list(bump_version.problems(copy)) == []
-    head, separator, entries = real.partition("## Unreleased\n")
+    head, separator, entries = text.partition("## Unreleased\n")
     assert separator, "CHANGELOG.md has no heading 'Unreleased'"
-    assert entries.split("\n## ")[0].strip()
 
     bump_version.bump(copy, "9.8.7", DAY)
     assert list(bump_version.problems(copy)) == []
@@ -75,6 +78,16 @@ def test_bump_twice(copy: Path) -> None:
 def test_bump_refuses_other_versions(copy: Path, version: str) -> None:
     with pytest.raises(ValueError, match="expected one like"):
         bump_version.bump(copy, version, DAY)
+
+
+@pytest.mark.parametrize("version", ["9.8.7", "9.8.7rc1", "9.8.6", "0.0.1"])
+def test_bump_refuses_what_is_not_newer(copy: Path, version: str) -> None:
+    for earlier in ("9.8.7a2", "9.8.7a10", "9.8.7b1", "9.8.7rc1", "9.8.7"):
+        bump_version.bump(copy, earlier, DAY)
+    before = {path: path.read_text() for path in copy.rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"got version {version}, expected one newer than 9\.8\.7, the newest in"):
+        bump_version.bump(copy, version, DAY)
+    assert {path: path.read_text() for path in before} == before
 
 
 def test_bump_needs_an_unreleased_heading(copy: Path) -> None:
