@@ -96,6 +96,11 @@ def test_a_patch(place: int, tmp_path: Path) -> None:
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     subprocess.run(["git", "apply", "-"], input=patch.text, text=True, cwd=tmp_path, env=environment, check=True)
 
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for arguments in (("check",), ("format", "--check")):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "packages"]
+        style = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert style.returncode == 0, style.stdout + style.stderr
     run(tmp_path, "\n" * program.line + program.text)
     if more := MORE.get(list(PATCHES)[place]):
         run(tmp_path, more)
