@@ -42,7 +42,7 @@ nox.options.report = os.environ.get("NOX_REPORT")
 
 WORKSPACE = Workspace(ROOT)
 PACKAGES = WORKSPACE.packages
-GROUPS = nox.project.load_toml("pyproject.toml")
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
 DIST = ROOT / "dist"
 # The package with a native library.

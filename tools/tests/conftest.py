@@ -1,6 +1,7 @@
-"""The tools are scripts in a folder, not an installed package."""
+"""The tools and noxfile.py are scripts, not an installed package."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT)]
