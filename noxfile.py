@@ -1,6 +1,7 @@
 """What is checked here, and how; ``nox -l`` lists it.
 
-Plain ``nox`` runs what finds most faults; ``nox -t full`` runs everything else that has to pass.
+Plain ``nox`` runs what finds most faults; ``nox -t full`` runs everything else that has to pass. ``NOT_IN_FULL`` is the
+rest.
 
 Packages and requirements are read from ``packages/*/pyproject.toml``, what a session needs besides from the root
 ``pyproject.toml``, versions from ``constraints.txt``.
@@ -54,6 +55,16 @@ WORKERS = min(os.cpu_count() or 1, 4)
 TEST_WORKERS = min(WORKERS + WORKERS // 2, 4)
 # What plain nox leaves out.
 FULL = ["full"]
+# What neither plain nox nor `nox -t full` runs, and why.
+NOT_IN_FULL = {
+    "bench": "measures; needs a quiet machine",
+    "bench-inference": "measures; needs a quiet machine",
+    "bench-peers": "measures; needs a quiet machine",
+    "bench-training": "measures; needs a quiet machine",
+    "commands": "compat(newest) runs the same tests",
+    "compat(middle)": "between the ends that are promised",
+    "mutations": "takes hours; .ci/run plants a tenth of the faults in a turn",
+}
 # What clang-format and clang-tidy read.
 NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
@@ -650,7 +661,7 @@ def model(session: nox.Session) -> None:
     session.run(sys.executable, f"packages/{NATIVE}/native/model/check.py", *session.posargs, external=True)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["install", *FULL])
 def wheels(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that sdist, into dist/, and checks their metadata.
 
@@ -668,7 +679,7 @@ def wheels(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=FULL)
 def demo(session: nox.Session) -> None:
     """The main job: 2 processes train on digits; 1, 2 and 4 end with the same weights, on every library.
 
@@ -687,7 +698,7 @@ def demo(session: nox.Session) -> None:
         session.run("python", "docs/examples/same_weights.py", "gloo", "ccl")
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=FULL)
 def faults(session: nox.Session) -> None:
     """Faults of ranks on every backend: what the others get, and what is left; ``--help`` after -- lists the parts."""
     install_sources(session, "comm-orchestrator[ccl,cli]")
@@ -757,7 +768,7 @@ def native_options(session: nox.Session) -> argparse.Namespace:
     return parser.parse_args(session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=FULL)
 def native(session: nox.Session) -> None:
     """Tests of the engine in shared memory without Python, also with sanitizers; names of tests go after --.
 

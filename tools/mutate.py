@@ -1,6 +1,7 @@
 """Plant faults into the sources, one at a time, and check that the tests beside each catch it.
 
     python tools/mutate.py [NAME...]
+    python tools/mutate.py --tenth SEED
 
 The faults are in ``tools/mutations.toml``. The tests of a fault run without it first, and have to pass. The sources are
 restored after each fault, also when this is interrupted or terminated; run it in a checkout without other work. Tests
@@ -10,6 +11,7 @@ run with the Python that runs this; those of the native engine are built with CM
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import functools
@@ -173,9 +175,16 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
         return subprocess.CompletedProcess(list(command), status, out.read(), err.read())
 
 
-def main(names: Sequence[str]) -> int:
-    """Try the faults of these names, or all; return how many were not caught, or not tried."""
+def main(arguments: Sequence[str]) -> int:
+    """Try the faults of these names, a tenth, or all; return how many were not caught, or not tried."""
+    parser = argparse.ArgumentParser(prog="tools/mutate.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tenth", type=int, metavar="SEED", help="every tenth fault; ten seeds in a row are all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a fault of tools/mutations.toml")
+    options = parser.parse_args(arguments)
+    names = options.names
     faults = read()
+    if options.tenth is not None:
+        faults = faults[options.tenth % 10 :: 10]
     if unknown := sorted(set(names) - {fault.name for fault in faults}):
         near = {one for name in unknown for one in difflib.get_close_matches(name, [fault.name for fault in faults])}
         hint = f"; did you mean {', '.join(sorted(near))}?" if near else ""

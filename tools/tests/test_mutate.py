@@ -121,6 +121,18 @@ def test_what_does_not_compile_is_an_error_with_the_message(tmp_path: Path, monk
         mutate.is_caught(native)
 
 
+def test_ten_seeds_in_a_row_are_all_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[mutate.Fault] = []
+
+    def is_caught(fault: mutate.Fault) -> bool:
+        tried.append(fault)
+        return True
+
+    monkeypatch.setattr(mutate, "is_caught", is_caught)
+    assert [mutate.main(["--tenth", str(seed)]) for seed in range(7, 17)] == [0] * 10
+    assert sorted(fault.name for fault in tried) == sorted(fault.name for fault in FAULTS)
+
+
 def test_an_unknown_name_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     name = FAULTS[0].name
     assert mutate.main([name, f"{name}s"]) == 1
