@@ -15,7 +15,18 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["ALLOWED", "EXCEPTIONS", "MOST_EXCEPTIONS", "MOST_FILES", "PROBE", "UNCOUNTED", "check", "main", "names_in"]
+__all__ = [
+    "ALLOWED",
+    "EXCEPTIONS",
+    "MOST_EXCEPTIONS",
+    "MOST_FILES",
+    "PROBE",
+    "UNCOUNTED",
+    "check",
+    "check_places",
+    "main",
+    "names_in",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "packages" / "comm-utils" / "src"))
@@ -76,7 +87,7 @@ UNCOUNTED = (
 def main() -> None:
     from comm_utils import operations
 
-    problems = check(ROOT / "packages", {row.name for row in operations.rows()})
+    problems = check(ROOT / "packages", {row.name for row in operations.rows()}) + check_places(ROOT / "packages")
     if problems:
         sys.exit("\n".join(problems))
 
@@ -108,6 +119,16 @@ def check(
     if len(probed) > MOST_FILES:
         problems.append(f"{PROBE} stands in {len(probed)} files; expected at most {MOST_FILES}: {', '.join(probed)}")
     return problems
+
+
+def check_places(packages: Path) -> list[str]:
+    """Return the entries of ``ALLOWED`` and ``UNCOUNTED`` whose file or folder is gone, a line each."""
+    return [
+        f"{table}: {place} is not there; remove the line"
+        for table, places in (("ALLOWED", ALLOWED), ("UNCOUNTED", UNCOUNTED))
+        for place in places
+        if not any(packages.glob(f"*/src/{place}"))
+    ]
 
 
 def _is_in(module: str, places: Iterable[str]) -> bool:

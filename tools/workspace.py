@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 __all__ = ["ROOT", "Needs", "Package", "Workspace"]
 
 ROOT = Path(__file__).resolve().parent.parent
+# Distributions that are not named like their modules.
+MODULES = {"opentelemetry-api": "opentelemetry"}
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ class Workspace:
     def extras_only_modules(self, package: Package) -> list[str]:
         """Modules that only an extra of ``package`` brings, so that importing ``package`` may not load them.
 
-        A module is taken to be named like its distribution, with underscores.
+        A module is taken to be named like its distribution, with underscores, unless ``MODULES`` has another name.
         """
         base = self.needs([package.name])
         full = self.needs([f"{package.name}[{','.join(package.extras)}]"] if package.extras else [package.name])
         names = (full.other_names - base.other_names) | (set(full.siblings) - set(base.siblings))
-        return sorted(name.replace("-", "_") for name in names)
+        return sorted(MODULES.get(name, name.replace("-", "_")) for name in names)

@@ -90,6 +90,12 @@ def test_one_operation_stands_in_few_files(tmp_path: Path) -> None:
     assert problem.startswith(f"{tool.PROBE} stands in 13 files; expected at most 12")
 
 
+def test_places_that_are_gone_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tool.check_places(tool.ROOT / "packages") == []
+    monkeypatch.setattr(tool, "ALLOWED", {"comm_utils/backend.py": "there", "comm_utils/gone.py": "why"})
+    assert tool.check_places(tool.ROOT / "packages") == ["ALLOWED: comm_utils/gone.py is not there; remove the line"]
+
+
 def test_the_packages_pass() -> None:
     from comm_utils import operations
 

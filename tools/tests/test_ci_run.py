@@ -65,4 +65,12 @@ def test_every_file_that_a_session_names_is_there() -> None:
     text = (ROOT / "noxfile.py").read_text()
     named = re.findall(r'"((?:packages|tests-integration|docs|tools)/[\w./-]+)"', text)
     assert len(named) > 10
+    # Most are made of their names.
+    values = [value for name, value in vars(noxfile).items() if name.isupper()]
+    lists = [value for value in values if isinstance(value, list)]
+    named += [one for value in lists for one in value if isinstance(one, str) and "/" in one]
+    named += [value for value in values if isinstance(value, str) and value.startswith("tests-integration/")]
+    assert set(noxfile.LONG_TESTS + noxfile.ON_EVERY_LIBRARY) <= set(named)
+    named = [path.removeprefix("--ignore=") for path in named]
+    named += [f"benchmarks/{program}.py" for program in noxfile.BENCHMARKS]
     assert [path for path in named if not (ROOT / path).exists()] == []

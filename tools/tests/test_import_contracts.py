@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -37,6 +38,9 @@ TORCHLESS_CONFIG = "comm_config needs neither torch nor numpy"
 CYCLES = "No cycles inside a package"
 
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"
+
+# Of comm_utils, what needs other packages.
+ON_TORCH = ("testing", "torch_support")
 
 Plant = tuple[str, Mapping[str, str]]
 
@@ -141,6 +145,38 @@ def test_annotations_may_name_what_is_forbidden(lint: Lint) -> None:
 
 def test_every_contract_has_a_plant() -> None:
     assert {contract for contract, _ in plants()} == set(CONTRACTS)
+
+
+def third_party(module: str) -> set[str]:
+    """Return what a module of ``comm_utils`` imports beside the standard library, but for annotations."""
+    tree = ast.parse(module)
+    for_types = {
+        id(one)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for part in node.body
+        for one in ast.walk(part)
+    }
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named.add(node.module or "")
+    return {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"comm_utils"}
+
+
+def test_comm_utils_imports_the_standard_library_alone() -> None:
+    """The contract can name some of all other packages only."""
+    assert third_party("import psutil\nimport sys\nfrom rich.table import Table") == {"psutil", "rich"}
+    assert third_party(FOR_TYPES.format("import torch")) == set()
+    source = Workspace().packages["comm-utils"].folder / "src" / "comm_utils"
+    modules = [path for path in source.rglob("*.py") if path.relative_to(source).parts[0] not in ON_TORCH]
+    assert len(modules) > 50
+    found = {str(path.relative_to(source)): third_party(path.read_text()) for path in modules}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def test_contracts_cover_every_package() -> None:
