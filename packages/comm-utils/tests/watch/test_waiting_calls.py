@@ -74,3 +74,20 @@ def test_a_call_that_its_library_does_not_end_at_the_timeout_is_ended(monkeypatc
     assert list(looks.look([replace(late, is_limited=True)])) == []  # by a timeout of its own
     own.call()  # its time began when an earlier call of the group ended
     assert list(looks.look([late])) == []
+
+
+def test_the_time_of_a_message_begins_when_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_calls, "_LATE_S", 0.0)
+    own = Ring(0, world_size=2)
+    own.recorder.group_index("world", own.ranks, "world", "gloo", 1.5)
+    own.begin("recv", peer=1)
+    view = WorldView(0, 2, own.reader)
+    monkeypatch.setattr(view, "snapshots", lambda: {0: take_snapshot(own.reader)})
+    looks = WaitingCalls(view, {}, WatchSettings(mismatch="off"))
+    (call,) = take_snapshot(own.reader).calls
+    late = replace(call, begin_ns=call.begin_ns - 10**10)  # of an irecv whose handle was waited for just now
+    assert list(looks.look([late])) == []
+    monkeypatch.setattr(waiting_calls, "_LATE_S", -1.5)
+    ((group, trouble),) = looks.look([late])
+    assert (group, trouble.kind) == ("world", CommTimeoutError)
+    assert trouble.text.startswith("recv has taken 0 s, although the timeout of ")

@@ -53,6 +53,8 @@ class WaitingCalls:
         self._view, self._broken, self._settings, self._failing = view, broken, settings, failing
         self._warned: set[tuple[int, int]] = set()
         self._looks: dict[tuple[int, int], float] = {}
+        # When each call was first seen as one that somebody waits for.
+        self._waited_ns: dict[tuple[int, int], int] = {}
         self._missed_at: dict[str, float] = {}
 
     def look(self, calls: Sequence[Call]) -> Iterator[tuple[str, Trouble]]:
@@ -65,6 +67,8 @@ class WaitingCalls:
             self._missed_at.clear()
         keys = {(call.lane, call.number) for call in calls}
         self._looks = {key: age_s for key, age_s in self._looks.items() if key in keys}
+        now_ns = time.perf_counter_ns()
+        self._waited_ns = {key: self._waited_ns.get(key, now_ns) for key in keys}
         snapshots = cache(self._view.snapshots)
         for call in calls:
             yield from self._look_at(call, snapshots)
@@ -84,7 +88,7 @@ class WaitingCalls:
         if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
             yield from self._look_at_order(call, snapshots())
         if group.name not in self._broken and self._is_overdue(call):
-            yield group.name, self._overdue(call, age_s)
+            yield group.name, self._overdue(call)
             return
         warn_after_s = self._settings.warn_after_s
         if warn_after_s and age_s >= warn_after_s and (call.lane, call.number) not in self._warned:
@@ -97,12 +101,17 @@ class WaitingCalls:
         gloo waits by the time of day: where that is set back, its calls go on for as much longer.
         """
         own, due_ns = self._view.own, time.perf_counter_ns() - (call.group.timeout_s + _LATE_S) * 1e9
-        if own is None or call.is_limited or call.is_on_device or call.begin_ns > due_ns:
+        if own is None or call.is_limited or call.is_on_device or self._timed_from_ns(call) > due_ns:
             return False
         # Calls that were begun before it may have had their own time.
         return all(one.end_ns <= due_ns for one in take_snapshot(own).calls if one.group.name == call.group.name)
 
-    def _overdue(self, call: Call, age_s: float) -> Trouble:
+    def _timed_from_ns(self, call: Call) -> int:
+        """Return when the timeout of a call began: gloo's of a message does where the program waits for its handle."""
+        return self._waited_ns[call.lane, call.number] if call.is_message else call.begin_ns
+
+    def _overdue(self, call: Call) -> Trouble:
+        age_s = (time.perf_counter_ns() - self._timed_from_ns(call)) / 1e9
         said = describe_missing(self._view, call.group) or NOBODY
         text = (
             f"{call.name} has taken {age_s:.0f} s, although the timeout of {call.group} is "
