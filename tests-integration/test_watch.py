@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
@@ -78,6 +79,33 @@ def test_a_slow_call_is_reported_once_and_names_the_missing_rank(backend: str, e
         assert "rank 1 (pid " in text
         assert "has not called all_reduce, for which ranks 0 and 2 wait: it is in none of its calls, at " in text
         assert "test_watch.py" in text
+
+
+def load_data() -> None:
+    time.sleep(1)
+
+
+def keeps_the_gil(backend: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    if rank == 1:
+        load_data()  # whose stack the ring has
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    group = dist.new_group(timeout=2.5)
+    if rank == 1:
+        ctypes.PyDLL(None).usleep(3_500_000)
+    found = _error(lambda: dist.all_reduce(tensor, group=group))
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_no_place_is_named_where_native_code_keeps_the_gil(backend: str, env: dict[str, str]) -> None:
+    error, text, _ = run_ranks(keeps_the_gil, 2, backend, env={**QUIET, **env})[0]
+    assert error == "CommTimeoutError"
+    assert "has not called all_reduce, for which rank 0 waits: it is in none of its calls, and its watch has " in text
+    assert "given no sign for " in text
+    assert "load_data" not in text
 
 
 # --- ranks that differ, lazily

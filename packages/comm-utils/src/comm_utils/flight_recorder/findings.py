@@ -55,13 +55,17 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
     open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
     call = next((one for one in open_calls if not one.is_on_device), None)
     if call is not None:
-        return f"{found}is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
-    place = _stack_place(snapshot)
+        found += f"is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
+        return found + _silence(snapshot)
+    place, silence = _stack_place(snapshot), _silence(snapshot)
+    at = f", at {place}" if place else ""
+    if silence:
+        at = silence + (f" (until then, it was at {place})" if place else "")
     if open_calls:
         call = open_calls[0]
         found += f"has {call} on {call.group}{at_caller(call.caller)} on its device{_since(call.begin_ns, now)}"
-        return f"{found}, and its host goes on{f' at {place}' if place else ''}"
-    doing = f"is in none of its calls{f', at {place}' if place else ''}"
+        return found + (at if silence else f", and its host goes on{f' at {place}' if place else ''}")
+    doing = f"is in none of its calls{at}"
     if last is not None:
         ended = _since(last.end_ns, now).replace("since", "which ended") + " ago" if last.end_ns else ""
         doing += f"; its last one was {last}{ended}{at_caller(last.caller)}"
@@ -72,6 +76,14 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
 
 def _since(begin_ns: int, now_ns: int) -> str:
     return f" since {max(0, now_ns - begin_ns) / 1e9:.1f} s"
+
+
+def _silence(snapshot: RankSnapshot) -> str:
+    """Return that the watch of a rank gives no sign, as the end of a sentence; "" where it does."""
+    if not snapshot.silent_ns:
+        return ""
+    silent = f"its watch has given no sign for {snapshot.silent_ns / 1e9:.1f} s"
+    return f", and {silent}: native code holds the GIL, or the process is frozen"
 
 
 def _stack_place(snapshot: RankSnapshot) -> str:

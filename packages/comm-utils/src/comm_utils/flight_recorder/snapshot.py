@@ -21,6 +21,8 @@ __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take
 #: So many of the latest calls of each lane a snapshot has.
 RECENT = 256
 _SENT = 64
+# A watch looks around several times a second, unless its thread does not run.
+_SILENT_NS = 1_500_000_000
 # Calls under way that are older than these, and for which nobody waits.
 _MOST_OTHERS = 256
 # Of calls in these states, there may be very many.
@@ -38,10 +40,11 @@ class RankSnapshot:
         process: ``"running"``, ``"stopped"``, ``"ended"``, ``"replaced"`` (by another program), ``"left"`` (it runs,
             and has ended communication) or ``"unknown"``.
         calls: its latest ones, in the order of their beginnings.
-        stack: where it was in Python, if it was written down.
+        stack: where it was in Python, if it was written down since its last call began.
         taken_ns: when, by the monotonic clock of its host.
         threads: so many have made calls.
         debugger: holds its process, which is stopped; empty where none is known to.
+        looked_ns: when its watch last looked around, by the same clock; 0 is unknown.
     """
 
     header: RingHeader
@@ -52,6 +55,7 @@ class RankSnapshot:
     taken_ns: int = 0
     threads: int = 1
     debugger: str = ""
+    looked_ns: int = 0
 
     @property
     def rank(self) -> int:
@@ -72,6 +76,12 @@ class RankSnapshot:
     def is_gone(self) -> bool:
         """Return whether it makes no call any more."""
         return self.process in GONE or self.process == "left"
+
+    @property
+    def silent_ns(self) -> int:
+        """Return for how long the watch of a process that runs has given no sign; 0 where it gives signs."""
+        age_ns = self.taken_ns - self.looked_ns
+        return age_ns if self.process == "running" and self.looked_ns and age_ns > _SILENT_NS else 0
 
     @property
     def end(self) -> str:
@@ -146,10 +156,11 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
     if header.state in (1, 2) and process != "ended":
         process = "left"
     debugger = debugger_of(header.pid) if process == "stopped" else ""
-    taken, failures = time.perf_counter_ns(), tuple(reader.failures)
-    return RankSnapshot(
-        header, process, tuple(calls), failures, reader.stack(), taken, reader.word("threads"), debugger
-    )
+    taken, failures, stack = time.perf_counter_ns(), tuple(reader.failures), reader.stack()
+    if stack is not None and calls and stack.at_ns < calls[-1].begin_ns:
+        stack = None  # the rank has left that place
+    threads, looked_ns = reader.word("threads"), reader.word("looked_at")
+    return RankSnapshot(header, process, tuple(calls), failures, stack, taken, threads, debugger, looked_ns)
 
 
 def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:
@@ -182,6 +193,7 @@ def encode_snapshot(snapshot: RankSnapshot) -> bytes:
         "taken_ns": snapshot.taken_ns,
         "threads": snapshot.threads,
         "debugger": snapshot.debugger,
+        "looked_ns": snapshot.looked_ns,
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -228,6 +240,7 @@ def _decoded(content: Any) -> RankSnapshot:
         _as("int", content["taken_ns"]),
         _as("int", content["threads"]),
         _text(content.get("debugger", "")),
+        _as("int", content.get("looked_ns", 0)),
     )
 
 

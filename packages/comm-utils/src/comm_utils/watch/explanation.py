@@ -54,6 +54,7 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
             if rank != own_rank
             and rank in known
             and (stack := known[rank].stack) is not None
+            and not known[rank].silent_ns
             and all(call.is_on_device for call in known[rank].open_calls())
         )
     return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, ranks)

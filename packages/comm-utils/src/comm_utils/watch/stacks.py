@@ -35,6 +35,7 @@ class StackInRing:
         calls, now = sum(own.count(lane) for lane in range(LANES)), time.monotonic()
         if calls != self._calls:
             self._calls, self._since, self._thread = calls, now, None
+            self._place = None  # a stack older than the last call tells nothing
         elif now - self._since >= _IDLE_S:
             frame, name = self._calling_frame(own)
             place = _place_of(frame)
