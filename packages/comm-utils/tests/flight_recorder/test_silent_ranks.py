@@ -7,6 +7,7 @@ import time
 import pytest
 
 from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.diagnosis import diagnose_group
 from comm_utils.flight_recorder.findings import Finding, FindingKind, describe_rank
 from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot, take_snapshot
 from comm_utils.testing.ring import Ring
@@ -53,6 +54,19 @@ def test_a_rank_in_a_call_without_a_sign() -> None:
     ring.begin()
     ring.recorder.memory.set_word("looked_at", time.perf_counter_ns() - 5 * _S)
     assert describe_rank(take_snapshot(ring.reader)).endswith(f", and {_SILENCE}")
+
+
+def test_a_rank_without_a_sign_is_the_cause_where_all_are_in_a_call() -> None:
+    rings = {rank: Ring(rank) for rank in (0, 1)}
+    for rank, ring in rings.items():
+        ring.begin()
+        ring.recorder.memory.set_word("looked_at", time.perf_counter_ns() - 5 * rank * _S)
+    known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
+    (group,) = {call.group for one in known.values() for call in one.calls}
+    (finding,) = diagnose_group(known, group)
+    assert (finding.kind, finding.ranks, finding.number) == (FindingKind.MISSING, (1,), 1)
+    assert finding.text.startswith(f"rank 1 ({known[1].where}) does not go on: it is in all_reduce(4 elements ")
+    assert finding.text.endswith(f", and {_SILENCE}")
 
 
 def test_a_rank_that_idles_at_the_same_place_again_writes_its_stack_again(monkeypatch: pytest.MonkeyPatch) -> None:

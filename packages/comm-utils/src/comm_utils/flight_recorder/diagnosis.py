@@ -13,7 +13,7 @@ from comm_utils.flight_recorder.awaited_ranks import find_circles, find_missing
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.differing_calls import collective_mismatches, collectives_of
 from comm_utils.flight_recorder.ended_ranks import find_given_up, has_failed_in, is_lost, lost, stopped
-from comm_utils.flight_recorder.findings import Finding, FindingKind
+from comm_utils.flight_recorder.findings import Finding, FindingKind, describe_rank
 from comm_utils.flight_recorder.message_matching import compare_messages
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.rank_processes import NO_PROCESSES, RankProcess
@@ -70,9 +70,25 @@ def diagnose_group(
         found += find_given_up(group, here, calls, waiting)
         found += find_circles(known, group, waiting)
         found += find_missing(known, group, calls, waiting, processes)
+        found = found or _silent(group, here, waiting)
     # A rank that noted a failure may have ended because of it.
     noted = {rank for rank, one in here.items() if has_failed_in(one, group)}
     return sorted(found, key=lambda one: (one.kind, one.number, not noted.isdisjoint(one.ranks), one.ranks))
+
+
+def _silent(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping[int, Call]) -> list[Finding]:
+    """Return the ranks that are in a collective like the others, and whose watches give no sign."""
+    return [
+        Finding(
+            FindingKind.MISSING,
+            group,
+            (rank,),
+            f"rank {rank} ({here[rank].where}) does not go on: it {describe_rank(here[rank])}",
+            call.in_series,
+        )
+        for rank, call in waiting.items()
+        if here[rank].silent_ns and not call.is_message
+    ]
 
 
 def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping[int, Call]) -> set[int]:
