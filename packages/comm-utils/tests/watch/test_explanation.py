@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import selectors
 from dataclasses import replace
 
 import pytest
 
 from comm_utils.errors import CommTimeoutError, PeerLostError
-from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader
+from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader, Stack
 from comm_utils.flight_recorder.findings import Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.explanation import (
@@ -15,6 +16,7 @@ from comm_utils.watch.explanation import (
     age_of_failed_call,
     all_in_call,
     cause_of_others,
+    combined,
     for_others,
     last_to_come,
     until_failed_call,
@@ -114,3 +116,20 @@ def test_ranks_that_are_missing_in_a_later_call_are_no_cause() -> None:
     in_this = replace(missing, number=1)
     assert until_failed_call([missing, lost, in_this], own, _GROUP) == [lost, in_this]
     assert until_failed_call([missing], None, _GROUP) == [missing]
+
+
+def test_a_stack_has_a_line_of_the_program() -> None:
+    program, library = "/home/me/train.py:7 train", "/opt/env/lib/python3.11/site-packages/torch/utils/data.py:3 get"
+    wait = f"{selectors.__file__}:415 select"
+    header, missing = RingHeader(1, 2, 7, 0, 0, 0), Finding(FindingKind.MISSING, _GROUP, (1,), "rank 1 is missing")
+
+    def told(*lines: str) -> str:
+        known = {1: RankSnapshot(header, "running", (), stack=Stack("\n".join(lines), 0))}
+        return combined(0, [missing], known).text.partition("The Python stack of rank 1: ")[2]
+
+    assert told("main", program, wait) == f"{wait} < {program} < main"
+    assert told("main", program, library, *[wait] * 4) == f"{' < '.join([wait] * 4)} < ... < {program}"
+    assert told("main", program, *[wait] * 4) == f"{' < '.join([wait] * 4)} < {program}"
+    assert told(*[wait] * 5) == " < ".join([wait] * 4)
+    codec = "/opt/env/lib/python3.11/site-packages/codec/encode.py:5 encode"
+    assert told(program, codec, *[library] * 4).endswith(f"get < {codec}")

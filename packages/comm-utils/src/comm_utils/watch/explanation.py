@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
@@ -30,6 +31,11 @@ _ALMOST = 0.7
 # The age of a failed operation that no record tells, such as the making of a group.
 _UNKNOWN_AGE_S = 30.0
 
+# Of a stack, in a message.
+_INNERMOST = 4
+# The standard library and torch, by their paths on any host: frames there do not tell what the program does.
+_LIBRARY = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)|/(site|dist)-packages/torch/|^<frozen ")
+
 # Of a large job, in a message.
 _MOST_HOSTS = 8
 
@@ -48,7 +54,7 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
     stacks = ""
     if findings[0].kind >= FindingKind.STOPPED:
         stacks = "".join(
-            f". The Python stack of rank {rank}: {' < '.join(reversed(stack.text.splitlines()[-4:]))}"
+            f". The Python stack of rank {rank}: {_told(stack.text)}"
             for one in findings[:1]
             for rank in one.ranks[:1]
             if rank != own_rank
@@ -58,6 +64,15 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
             and all(call.is_on_device for call in known[rank].open_calls())
         )
     return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, ranks)
+
+
+def _told(stack: str) -> str:
+    """Return the innermost frames of a stack, up to the innermost one of the program if that is not among them."""
+    frames = stack.splitlines()[::-1]
+    of_program = next((at for at, frame in enumerate(frames) if not _LIBRARY.search(frame.strip())), 0)
+    more = [] if of_program < _INNERMOST else [frames[of_program]]
+    gap = ["..."] if of_program > _INNERMOST else []
+    return " < ".join([*frames[:_INNERMOST], *gap, *more])
 
 
 def cause_of_others(
