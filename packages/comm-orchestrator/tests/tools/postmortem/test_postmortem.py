@@ -16,7 +16,9 @@ from typing import TypeAlias
 
 import pytest
 
+from comm_orchestrator.tools import rings
 from comm_orchestrator.tools.commands import app
+from comm_orchestrator.tools.postmortem import evidence
 from comm_utils.flight_recorder import default_directory, rings_in
 from comm_utils.flight_recorder.directory import prune
 from comm_utils.testing.recording import Plan, call, writers
@@ -120,6 +122,18 @@ def test_a_rank_that_a_debugger_holds(postmortem: Postmortem, tmp_path: Path) ->
         ptrace(detach, ranks[1].pid, None, None)
     own = f"{Path('/proc/self/comm').read_text().strip()}, pid {os.getpid()}"
     assert f"is held by a debugger ({own})" in verdict(shown)
+
+
+def test_a_rank_of_another_container_lives_while_its_ring_is_locked(
+    postmortem: Postmortem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rings, "own_identity", lambda: "another container")
+    monkeypatch.setattr(evidence, "_SILENT_NS", 0)
+    with writers(tmp_path, {0: STEP, 1: STEP}) as ranks:
+        ranks[0].kill()
+        shown = postmortem(tmp_path)[1]
+    assert f"rank 0: dead, pid {ranks[0].pid} on " in shown
+    assert f"rank 1: alive, pid {ranks[1].pid} on " in shown
 
 
 def test_ranks_that_were_all_killed(postmortem: Postmortem, tmp_path: Path) -> None:

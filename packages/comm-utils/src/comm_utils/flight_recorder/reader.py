@@ -40,6 +40,7 @@ from comm_utils.flight_recorder.layout import (
     WORDS,
     unpacked_kind,
 )
+from comm_utils.flight_recorder.ring_locks import lock_as_reader
 from comm_utils.regular_file import open_regular
 
 __all__ = ["NativeKind", "RingError", "RingReader", "open_ring"]
@@ -148,6 +149,13 @@ class RingReader:
         if isinstance(self.memory, mmap.mmap):
             with suppress(BufferError):  # another thread reads, after which it is given back
                 self.memory.close()
+
+    def is_locked(self) -> bool:
+        """Return whether the process of the ring holds its lock, so that it lives; False where that is not known.
+
+        Where it does not, no process takes the file for its ring until this reader is closed.
+        """
+        return self._descriptor >= 0 and lock_as_reader(self._descriptor) is False
 
     def word(self, name: str) -> int:
         """Return one of ``layout.WORDS``."""

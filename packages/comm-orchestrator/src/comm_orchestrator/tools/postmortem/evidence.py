@@ -14,7 +14,7 @@ __all__ = ["Evidence", "gather"]
 # Calls of all ranks that are compared; what is more takes minutes.
 _MOST_CALLS = 1 << 17
 _FEWEST_CALLS = 1024
-# A process whose watch gives no sign for so long, and that cannot be seen from here, counts as ended.
+# A process that cannot be seen from here, nor holds the lock of its ring, counts as ended after so long without a sign.
 _SILENT_NS = 30 * 10**9
 
 
@@ -49,7 +49,9 @@ def gather(job: JobRings) -> Evidence:
     for rank, reader in job.readers.items():
         one = take_snapshot(reader, is_local=state_of(reader) != "unknown", recent=recent)
         signs[rank] = _last_sign(reader, one, wall_ns)
-        if one.process == "unknown" and wall_ns - signs[rank] > _SILENT_NS:
+        if one.process == "unknown" and reader.is_locked():
+            one = replace(one, process="running")
+        elif one.process == "unknown" and wall_ns - signs[rank] > _SILENT_NS:
             one = replace(one, process="ended")
         ranks[rank] = one
     is_live = not all(one.is_gone for one in ranks.values())
