@@ -146,14 +146,34 @@ def test_ranks_that_were_all_killed(postmortem: Postmortem, tmp_path: Path) -> N
     assert "also killed: all 3 ranks have ended without a clean end or an error" in shown
 
 
-def test_of_killed_ranks_the_first_is_the_cause(postmortem: Postmortem, tmp_path: Path) -> None:
+def test_of_killed_ranks_the_first_that_gave_no_sign_is_the_cause(postmortem: Postmortem, tmp_path: Path) -> None:
     with writers(tmp_path, {1: [*STEP, HANGS]}, world_size=2) as first:
         first[0].kill()
         time.sleep(LONG_S)
         with writers(tmp_path, {0: [*STEP, HANGS]}, world_size=2) as second:
             second[0].kill()
             shown = postmortem(tmp_path)[1]
-    assert verdict(shown).startswith(f"verdict: dead: rank 1 (pid {first[0].pid} ")
+    assert verdict(shown).startswith(f"verdict: missing: rank 1 (pid {first[0].pid} ")
+    assert " before all were killed: hung, stopped or dead; at its last sign, it is in all_reduce(1000 " in verdict(
+        shown
+    )
+    assert "also killed: all 2 ranks have ended without a clean end or an error" in shown
+
+
+def test_a_rank_that_hung_before_all_were_killed_is_missing_and_did_not_die_first(
+    postmortem: Postmortem, tmp_path: Path
+) -> None:
+    with writers(tmp_path, {0: [*STEP, *HANGS_LONG], 1: STEP, 2: [*STEP, *HANGS_LONG]}) as ranks:
+        ranks[1].stop()
+        for one in ranks:
+            one.kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith(f"verdict: missing: rank 1 (pid {ranks[1].pid} on ")
+    assert (
+        " before all were killed: hung, stopped or dead; at its last sign, it is in none of its calls; its last "
+        in verdict(shown)
+    )
+    assert shown.count("missing: rank 1") == 1
 
 
 def test_a_rank_that_was_killed_where_the_launcher_then_ends_the_others(postmortem: Postmortem, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from comm_orchestrator.tools.postmortem.evidence import Evidence
 from comm_orchestrator.tools.rings import seconds
 from comm_utils.flight_recorder import Call
 from comm_utils.flight_recorder.diagnosis import diagnose
-from comm_utils.flight_recorder.findings import Finding, FindingKind
+from comm_utils.flight_recorder.findings import Finding, FindingKind, describe_rank
+from comm_utils.flight_recorder.snapshot import RankSnapshot
 
 __all__ = ["Found", "in_words", "judge"]
 
@@ -26,8 +27,8 @@ _WORDS = {
 # In a job that runs, or ran until it was killed, ranks may wait for each other for so long.
 _PATIENCE_NS = 10**9
 _SLOW_NS = 10 * 10**9
-# Of ranks that were all killed, one that was silent for so long before the others was the first.
-_FIRST_NS = 10**9
+# Of ranks that were all killed, one that was silent for so long before the others had not gone on until then.
+_SILENT_NS = 10**9
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,20 @@ class Found:
 
 def judge(evidence: Evidence) -> list[Found]:
     """Return what is wrong, causes first; nothing where nothing is."""
-    dead, killed = _first_dead(evidence)
-    # The others that were killed did what they did until then.
-    ranks = [
-        replace(one, process="running") if (one.is_lost or one.header.signal) and rank not in dead else one
+    dead, silent_ns, killed = _first_dead(evidence)
+    # The others that were killed did what they did until then; of silent ones, nobody knows.
+    ranks = {
+        rank: replace(one, process="unknown" if rank in silent_ns else "running")
+        if (one.is_lost or one.header.signal) and rank not in dead
+        else one
         for rank, one in evidence.ranks.items()
-    ]
+    }
     ran = evidence.is_live or killed is not None
-    found = [Found(_WORDS[one.kind], one.ranks, one.text) for one in diagnose(ranks) if _counts(evidence, one, ran)]
+    findings = [one for one in diagnose(list(ranks.values())) if _counts(evidence, one, ran)]
+    missing = [one for one in findings if one.kind is FindingKind.MISSING]
+    found = [_found(one) for one in findings if one not in missing]
+    found += [_silent(ranks[rank], for_ns) for rank, for_ns in silent_ns.items()]
+    found += [_found(one) for one in missing if not silent_ns.keys() >= set(one.ranks)]
     found += _failures(evidence)
     # Where nothing explains why a call does not end, it is said that it does not.
     least_ns = _SLOW_NS if evidence.is_live else _PATIENCE_NS if ran else -1
@@ -66,8 +73,21 @@ def judge(evidence: Evidence) -> list[Found]:
     return [*found, killed] if killed is not None else found
 
 
-def _first_dead(evidence: Evidence) -> tuple[set[int], Found | None]:
+def _found(finding: Finding) -> Found:
+    return Found(_WORDS[finding.kind], finding.ranks, finding.text)
+
+
+def _silent(one: RankSnapshot, for_ns: int) -> Found:
+    silent = f"gave no sign for {seconds(for_ns)} before all were killed: hung, stopped or dead"
+    return Found(
+        "missing", (one.rank,), f"rank {one.rank} ({one.where}) {silent}; at its last sign, it {describe_rank(one)}"
+    )
+
+
+def _first_dead(evidence: Evidence) -> tuple[set[int], dict[int, int], Found | None]:
     """Return the ranks whose death is a cause; and what is to be said where a launcher or the system killed all.
+
+    Of all that were killed, those that had given no sign for a while are returned as well, with the nanoseconds.
 
     A rank that noted a failure, or was there after another had noted one, was killed because of it. So was one that
     had time to note a signal, which launchers send to the others, unless nobody else failed or they name it.
@@ -75,24 +95,24 @@ def _first_dead(evidence: Evidence) -> tuple[set[int], Found | None]:
     asked = {rank for rank, one in evidence.ranks.items() if one.header.signal and one.is_gone}
     if len(asked) == len(evidence.ranks):
         text = f"{format_ranks(asked)} were ended from outside: the first {evidence.ranks[min(asked)].end}"
-        return set(), Found("killed", tuple(sorted(asked)), text)
+        return set(), {}, Found("killed", tuple(sorted(asked)), text)
     lost = {rank for rank, one in evidence.ranks.items() if one.is_lost and not one.failures}
     failures = [at for at, _ in _noted(evidence)]
     lost = {rank for rank in lost if not failures or evidence.last_sign_ns[rank] <= min(failures)}
     if not lost:
         noted = [failure for one in evidence.ranks.values() for failure in one.failures]
-        return {rank for rank in asked if all(rank in failure.ranks for failure in noted)}, None
+        return {rank for rank in asked if all(rank in failure.ranks for failure in noted)}, {}, None
     if lost != set(evidence.ranks) or len(lost) < 2:
-        return lost, None
+        return lost, {}, None
     signs = sorted((evidence.last_sign_ns[rank], rank) for rank in lost)
     latest = signs[-1][0]
-    first = {rank for at, rank in signs if latest - at > _FIRST_NS}
-    span = seconds(latest - min(at for at, rank in signs if rank not in first))
+    silent_ns = {rank: latest - at for at, rank in signs if latest - at > _SILENT_NS}
+    span = seconds(latest - min(at for at, rank in signs if rank not in silent_ns))
     text = (
         f"all {len(lost)} ranks have ended without a clean end or an error, as if killed from outside; the last "
-        f"signs of {format_ranks(lost - first)} are within {span}"
+        f"signs of {format_ranks(lost - silent_ns.keys())} are within {span}"
     )
-    return first, Found("killed", tuple(sorted(lost - first)), text)
+    return set(), silent_ns, Found("killed", tuple(sorted(lost - silent_ns.keys())), text)
 
 
 def _counts(evidence: Evidence, finding: Finding, ran: bool) -> bool:
