@@ -72,6 +72,20 @@ def test_a_rank_that_does_not_call(postmortem: Postmortem, tmp_path: Path) -> No
     assert 'File "load.py", line 7, in load' in shown
 
 
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_the_clock_was_set_after_the_start(
+    postmortem: Postmortem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: STEP}):
+        time.sleep(LONG_S)
+        set_ns = time.time_ns() + ahead_s * 10**9
+        monkeypatch.setattr(evidence.time, "time_ns", lambda: set_ns)
+        as_json = json.loads(postmortem(tmp_path, "--json")[1])
+    assert as_json["verdict"]["kind"] == "missing"
+    assert LONG_S <= as_json["ranks"][0]["groups"][0]["age_s"] < 600
+    assert as_json["time_s"] == set_ns / 1e9
+
+
 def test_a_rank_that_calls_another_operation(postmortem: Postmortem, tmp_path: Path) -> None:
     other = call("open", "all_gather", 1000, caller="evaluate")
     with writers(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, other], 2: [*STEP, HANGS]}):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from comm_orchestrator.tools.rings import JobRings, state_of
-from comm_utils.flight_recorder import RingReader
+from comm_utils.flight_recorder import RingHeader, RingReader
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.host_identity import host_identity
 
 __all__ = ["Evidence", "gather"]
 
@@ -43,28 +45,41 @@ class Evidence:
 
 def gather(job: JobRings) -> Evidence:
     """Read the rings of a job."""
-    wall_ns = time.time_ns()
+    wall_ns, monotonic_ns = time.time_ns(), time.perf_counter_ns()
     recent = max(_FEWEST_CALLS, _MOST_CALLS // max(1, len(job.readers)))
-    ranks, signs = {}, {}
+    ranks, signs, now = {}, {}, {}
     for rank, reader in job.readers.items():
         one = take_snapshot(reader, is_local=state_of(reader) != "unknown", recent=recent)
-        signs[rank] = _last_sign(reader, one, wall_ns)
+        now[rank] = _now(one.header, wall_ns, monotonic_ns)
+        signs[rank] = _last_sign(reader, one, now[rank])
         if one.process == "unknown" and reader.is_locked():
             one = replace(one, process="running")
-        elif one.process == "unknown" and wall_ns - signs[rank] > _SILENT_NS:
+        elif one.process == "unknown" and now[rank] - signs[rank] > _SILENT_NS:
             one = replace(one, process="ended")
         ranks[rank] = one
     is_live = not all(one.is_gone for one in ranks.values())
     now_ns = wall_ns if is_live else max(signs.values())
     for rank, one in ranks.items():
-        ranks[rank] = replace(one, taken_ns=one.header.monotonic_ns + now_ns - one.header.wall_ns)
+        since_opening_ns = (now[rank] if is_live else now_ns) - one.header.wall_ns
+        ranks[rank] = replace(one, taken_ns=one.header.monotonic_ns + since_opening_ns)
     return Evidence(ranks, signs, is_live, now_ns, tuple(job.absent))
 
 
-def _last_sign(reader: RingReader, snapshot: RankSnapshot, wall_ns: int) -> int:
+def _now(header: RingHeader, wall_ns: int, monotonic_ns: int) -> int:
+    """Return the present time of day by the clock of a ring, as it was set when the ring was opened.
+
+    The time of day may have been set since; on the host of the ring, the monotonic clock tells what has passed.
+    """
+    with suppress(OSError):
+        if header.identity.startswith(host_identity()):
+            return header.wall_ns + monotonic_ns - header.monotonic_ns
+    return wall_ns
+
+
+def _last_sign(reader: RingReader, snapshot: RankSnapshot, now_ns: int) -> int:
     """Return when a rank did anything that its ring shows, in nanoseconds since 1970."""
     header = snapshot.header
-    latest = header.monotonic_ns + max(0, wall_ns - header.wall_ns)  # later ones are damaged
+    latest = header.monotonic_ns + max(0, now_ns - header.wall_ns)  # later ones are damaged
     times = [reader.word("looked_at"), *(failure.at_ns for failure in snapshot.failures)]
     times += [time for call in snapshot.calls[-64:] for time in (call.begin_ns, call.end_ns)]
     times += [] if snapshot.stack is None else [snapshot.stack.at_ns]
