@@ -138,6 +138,57 @@ def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 1
 
 
+_RANKS_AT_ONCE = """
+import json, os, subprocess, sys
+from pathlib import Path
+from comm_orchestrator.rendezvous import authentication
+
+parent, rounds, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+authentication._PARENTS = (parent,)
+folder = parent / f"comm-{os.getuid()}"
+folder.mkdir(mode=0o700)
+path = folder / authentication._file_name("job")
+killed = subprocess.Popen(["true"])
+killed.wait()
+left = json.dumps({"pid": killed.pid, "pids": authentication._pid_namespace(), "secret": "00" * 32})
+for _ in range(rounds):
+    path.write_text(left)
+    path.chmod(0o600)
+    start, begin = os.pipe()
+    stay, leave = os.pipe()
+    found, say = os.pipe()
+    pids = []
+    for _ in range(ranks):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            os.close(begin)
+            os.close(leave)
+            os.read(start, 1)
+            secret = authentication.share_secret("job")
+            os.write(say, (secret.hex() if secret else "none").encode() + b" ")
+            os.read(stay, 1)
+            os._exit(0)
+    os.close(begin)
+    os.close(say)
+    texts = b""
+    while texts.count(b" ") < ranks and (more := os.read(found, 4096)):
+        texts += more
+    os.close(leave)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    for one in (start, stay, found):
+        os.close(one)
+    path.unlink()
+    print(len(texts.split()), len(set(texts.split())))
+"""
+
+
+def test_ranks_that_start_at_once_agree_where_a_killed_job_left_its_secret(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _RANKS_AT_ONCE, str(tmp_path), "30", "8"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert printed.split("\n")[:-1] == ["8 1"] * 30
+
+
 def test_a_folder_or_file_of_somebody_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "_APPEARS_S", 0.0)
     folder.mkdir(mode=0o777)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import fcntl
 import hashlib
 import hmac
 import json
@@ -19,7 +20,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,8 +176,9 @@ def share_secret(identity: str) -> bytes | None:
                         f"folder of this user (uid {os.getuid()}); remove it, or set {SECRET_VARIABLE} to the same "
                         "random text on every rank"
                     )
-                _remove_stale(path.parent)
-                return _write(path) or _read(path)
+                with _locked(path.parent):
+                    _remove_stale(path.parent)
+                    return _write(path) or _read(path)
             except FileNotFoundError:
                 time.sleep(0.01)
             except LaunchError:
@@ -222,12 +224,34 @@ def remove_secrets() -> None:
     for path in _written:
         with contextlib.suppress(OSError):
             path.unlink()
-            path.parent.rmdir()
+            with _locked(path.parent):
+                path.parent.rmdir()
     _written.clear()
 
 
 def _file_name(identity: str) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from adding files and removing them, so that none replaces a stale one that is seen here.
+
+    Raises:
+        FileNotFoundError: the folder was removed or replaced, so others lock another one.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.path.samestat(os.fstat(descriptor), folder.lstat()):
+            raise FileNotFoundError(f"{folder} is another folder now")
+        yield
+    finally:
+        # A child that another thread has just forked has the descriptor, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _is_private(path: Path, kind: Any) -> bool:
