@@ -594,6 +594,35 @@ def test_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "No usable temporary directory" in found.stderr
 
 
+_IN_SHARED_MEMORY = """
+import os
+from pathlib import Path
+from comm_utils.flight_recorder.recorder import FlightRecorder
+
+recorder = FlightRecorder()
+recorder.open(0, 1, "job")
+print(recorder.path, recorder.memory.word("recorded"), sorted(os.listdir(f"/dev/shm/comm-flight-{os.getuid()}")))
+recorder.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "mkdir -m 777 $own && chown 12345 $own",
+        "mkdir -m 700 $own && chown 12345 $own",
+        "mkdir -m 755 $own",
+        "mkdir -m 700 /dev/shm/elsewhere && ln -s elsewhere $own",
+    ],
+)
+def test_the_default_directory_of_another_user_is_refused(made: str) -> None:
+    own = f"own=/dev/shm/comm-flight-{os.getuid()}"
+    found = mounted(f"mount -t tmpfs tmpfs /dev/shm && {own} && {made}", _IN_SHARED_MEMORY)
+    assert found.stdout == "None 1 []\n"
+    assert found.stderr.count("the flight recorder has no file") == 1
+    assert f"not a folder of this user alone: '/dev/shm/comm-flight-{os.getuid()}'" in found.stderr
+
+
 def test_a_job_of_another_container_is_not_pruned(tmp_path: Path) -> None:
     # Its process cannot be seen from here, as if it had ended, but its watch has just looked around.
     for job, age_s in (("elsewhere", 5), ("ended", 100)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +45,24 @@ def test_a_rank_that_has_ended_its_world_has_left(recorder: FlightRecorder, tmp_
     recorder.close()
     assert list(tmp_path.rglob("*.ring")) == []
     assert ranks.state_of(1) == "left"
+    ranks.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_the_ring_of_another_user_is_left_out(
+    recorder: FlightRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.open(1, 2, "job")
+    assert recorder.path is not None
+    os.chown(recorder.path, 12345, -1)
+    ranks = LocalRanks(tmp_path / "job", None, 2)
+    with caplog.at_level(logging.WARNING, "comm"):
+        for _ in range(2):
+            ranks.refresh(now=True)
+    assert ranks.readers == {}
+    (warning,) = caplog.messages
+    assert f"belongs to uid 12345, not to uid {os.geteuid()}: '{recorder.path}'" in warning
+    assert "set flight_recorder.directory" in warning
     ranks.close()
 
 

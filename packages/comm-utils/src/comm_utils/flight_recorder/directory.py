@@ -60,26 +60,39 @@ def create_folder(directory: Path, job: str) -> tuple[Path, bool]:
     """Create the folder of ``job`` for this user alone; return it, and whether it is new.
 
     Raises:
-        OSError: it cannot be created, or belongs to another user, or others may enter it.
+        OSError: it cannot be created, or belongs to another user, or others may enter it; or the default directory,
+            which anybody could have made, does.
     """
     folder = directory / (_JOB.sub("-", job)[:_LONGEST_JOB].strip(".") or "job")
     removed = 0
     while True:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _is_default(directory):
+                _check_private(directory)
             is_new = False
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
                 is_new = True
-            found = os.lstat(folder)
-            break
+            _check_private(folder)
+            return folder, is_new
         except (FileExistsError, FileNotFoundError):  # another process, which had no room for a ring, has removed it
             removed += 1
             if removed > _MOST_REMOVED:
                 raise
+
+
+def _is_default(directory: Path) -> bool:
+    with suppress(OSError):
+        return directory == default_directory()
+    return False
+
+
+def _check_private(folder: Path) -> None:
+    """Raise ``PermissionError`` unless it is a folder, and no link, that this user alone may enter."""
+    found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "not a folder of this user alone", str(folder))
-    return folder, is_new
 
 
 class RingFile(NamedTuple):
@@ -154,7 +167,7 @@ def remove_ring(path: Path) -> None:
         path.unlink()
     with suppress(OSError):
         path.parent.rmdir()
-        if path.parent.parent == default_directory():
+        if _is_default(path.parent.parent):
             path.parent.parent.rmdir()
 
 

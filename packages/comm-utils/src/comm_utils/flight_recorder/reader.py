@@ -6,6 +6,7 @@ time than its size allows.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -59,16 +60,23 @@ class RingError(CommError, ValueError):
     """A file is no ring, or is damaged beyond reading."""
 
 
-def open_ring(path: str | os.PathLike[str]) -> RingReader:
+def open_ring(path: str | os.PathLike[str], owner: int | None = None) -> RingReader:
     """Map the ring at ``path``; what its process writes from now on is seen.
+
+    Args:
+        owner: the user id that the file has to have; None for any.
 
     Raises:
         RingError: it is no ring.
+        PermissionError: this process may not read it, or it belongs to another user than ``owner``.
         OSError: it cannot be opened, or is no regular file.
     """
     descriptor = open_regular(path, os.O_NOFOLLOW)
     try:
-        size = os.fstat(descriptor).st_size
+        found = os.fstat(descriptor)
+        if owner not in (None, found.st_uid):
+            raise PermissionError(errno.EPERM, f"belongs to uid {found.st_uid}, not to uid {owner}", os.fspath(path))
+        size = found.st_size
         if not HEADER_BYTES <= size <= _LARGEST_RING_BYTES:
             raise RingError(f"{Path(path)}: {size} bytes; a ring has {HEADER_BYTES} and more")
         memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from comm_utils.flight_recorder.directory import rings_in
 from comm_utils.flight_recorder.reader import RingError, RingReader, open_ring
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.log import logger
 from comm_utils.process_state import process_state
 
 __all__ = ["LocalRanks"]
@@ -63,8 +65,16 @@ class LocalRanks:
 
     def _open(self, path: Path) -> None:
         try:
-            reader = open_ring(path)
+            reader = open_ring(path, os.geteuid())
         except RingError:  # it may not be written in full yet
+            return
+        except PermissionError as error:
+            self._seen.add(path)
+            logger.warning(
+                "the watch leaves out a file in the flight recorder's folder (%s): its calls are not compared with "
+                "those of this rank; remove it, or set flight_recorder.directory to a folder of this user alone",
+                error,
+            )
             return
         except OSError:
             return
