@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 
+import pytest
+
+from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.process_state import start_time
 from comm_utils.rank_processes import RankProcess, RankProcesses, describe_unseen, named_ranks, own_pid_space
 
@@ -31,6 +36,31 @@ def test_a_process_that_has_ended_is_seen_where_its_pid_means_something() -> Non
     elsewhere = RankProcess("host-a", process.pid, "another container", known[0].started)
     assert not elsewhere.has_ended
     assert describe_unseen([0], {0: elsewhere}) == "it is not seen from here"
+
+
+_SAYS_ITS_PROCESS = """
+import json, os, sys
+from comm_utils.flight_recorder.recorder import own_identity
+from comm_utils.process_state import start_time
+from comm_utils.rank_processes import own_pid_space
+
+print(json.dumps([os.getpid(), start_time(), own_pid_space(), own_identity()]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_in_another_time_namespace_is_not_taken_for_ended() -> None:
+    """It reads another start time of itself than this process does."""
+    shifted = ["unshare", "--time", "--boottime", "100000", "--monotonic", "100000", "--fork", "--kill-child"]
+    if shutil.which(shifted[0]) is None or subprocess.run([*shifted, "true"], capture_output=True).returncode:
+        pytest.skip("needs a time namespace of its own")
+    command = [*shifted, sys.executable, "-c", _SAYS_ITS_PROCESS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid, started, space, identity = json.loads(process.stdout.readline())
+        assert started != start_time(pid)
+        assert not RankProcess("host-a", pid, space, started).has_ended
+        assert identity != own_identity()  # the clock of its ring is another one, too
 
 
 def test_they_are_of_one_world() -> None:

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-__all__ = ["host_identity"]
+__all__ = ["host_identity", "process_space"]
 
 
 @cache
@@ -25,3 +25,18 @@ def host_identity(*namespaces: str) -> str:
     """
     # Asked for again where no descriptor may be left for a file.
     return "-".join((_boot(), *(str(os.stat(f"/proc/self/ns/{one}").st_ino) for one in namespaces)))
+
+
+def process_space(*namespaces: str) -> str:
+    """Return the same text for processes that see each other's pids, and the same times at which they began.
+
+    A time namespace shifts the times in ``/proc/PID/stat``, and the monotonic clock.
+
+    Args:
+        namespaces: others that they share, as in :func:`host_identity`.
+
+    Raises:
+        OSError: this system has no such files.
+    """
+    time = ("time",) if os.path.exists("/proc/self/ns/time") else ()  # Linux has them since 5.6
+    return host_identity("pid", *time, *namespaces)

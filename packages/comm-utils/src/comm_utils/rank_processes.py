@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import process_space
 from comm_utils.process_state import process_state
 
 __all__ = [
@@ -25,9 +25,9 @@ _MOST_NAMED, _MOST_LOOKED_AT = 8, 64
 
 
 def own_pid_space() -> str:
-    """Return the same text for processes that see each other's pids; empty where that is not known."""
+    """Return the same text for processes that see each other's pids and start times; empty where it is not known."""
     try:
-        return host_identity("pid")
+        return process_space()
     except OSError:
         return ""
 

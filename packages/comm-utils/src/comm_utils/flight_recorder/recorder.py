@@ -39,7 +39,7 @@ from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
 from comm_utils.flight_recorder.rank_ranges import packed_ranks
 from comm_utils.flight_recorder.settings import FlightRecorderSettings
 from comm_utils.flight_recorder.store_steps import is_step_of
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import process_space
 from comm_utils.log import logger
 
 __all__ = [
@@ -404,7 +404,7 @@ class FlightRecorder:
 def own_identity() -> str:
     """Return what processes that can read each other's rings, and see each other in ``/proc``, have in common."""
     try:
-        return host_identity("pid", "ipc")
+        return process_space("ipc")
     except OSError:
         return socket.gethostname()
 
