@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from uuid import uuid4
 
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import host_identity, host_name
 from comm_utils.log import logger
 from comm_utils.process_state import is_ending
 
@@ -41,8 +40,8 @@ def this_process() -> Process:
     try:
         machine = host_identity("pid", "net")  # containers of one machine may not see each other's processes
     except OSError:  # without /proc it is not known who sees whom
-        machine = f"{socket.gethostname()} {os.getpid()} {uuid4().hex}"
-    return Process(socket.gethostname(), machine, os.getpid())
+        machine = f"{host_name()} {os.getpid()} {uuid4().hex}"
+    return Process(host_name(), machine, os.getpid())
 
 
 class _Descriptor:

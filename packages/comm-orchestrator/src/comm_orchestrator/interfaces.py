@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import psutil
 
 from comm_utils.errors import LaunchError
+from comm_utils.host_identity import host_name
 
 __all__ = [
     "Addresses",
@@ -161,14 +162,14 @@ def variables(
         chosen = asked.split(",")[0].strip()
         if not found[chosen]:
             raise LaunchError(
-                f"GLOO_SOCKET_IFNAME={asked!r}: the interface {chosen} of {socket.gethostname()} has no address; up "
+                f"GLOO_SOCKET_IFNAME={asked!r}: the interface {chosen} of {host_name()} has no address; up "
                 f"with one: {_listed(found)}; name one of these, or unset the variable"
             )
     elif chosen is not None:
         result["GLOO_SOCKET_IFNAME"] = chosen
     elif gloo and peer is None:
         raise LaunchError(
-            f"gloo needs a loopback interface for ranks of one host; of the interfaces of {socket.gethostname()} that "
+            f"gloo needs a loopback interface for ranks of one host; of the interfaces of {host_name()} that "
             f"are up, none has a loopback address: {_listed(found)}; set it up (ip link set lo up; ip address add "
             "127.0.0.1/8 dev lo), or name another interface in GLOO_SOCKET_IFNAME"
         )
@@ -181,7 +182,7 @@ def _among(variable: str, pattern: str, preferred: str | None, found: Addresses)
     usable = [name for name in matching(pattern, sorted(found)) if found[name]]
     if not usable:
         raise LaunchError(
-            f"{variable}={pattern!r} means none of the interfaces of {socket.gethostname()}: {_listed(found)}; unset "
+            f"{variable}={pattern!r} means none of the interfaces of {host_name()}: {_listed(found)}; unset "
             "it, or name one of them"
         )
     return preferred if preferred in usable else usable[0]

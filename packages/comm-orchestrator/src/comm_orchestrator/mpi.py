@@ -11,6 +11,7 @@ from typing import Any
 
 from comm_orchestrator import interfaces
 from comm_utils.errors import LaunchError
+from comm_utils.host_identity import host_name
 from comm_utils.launch import LaunchInfo, size_beside
 
 __all__ = ["complete", "discover", "is_installed"]
@@ -98,7 +99,7 @@ def _rendezvous_address(alone: bool, port: int) -> tuple[str, int] | str:
     """Rank 0's own address, and a port that is free there now; or, for all ranks to hear, why there is none."""
     address = "127.0.0.1" if alone else _address()
     if address is None:
-        return f"{socket.gethostname()}, where rank 0 runs, has no network address that other hosts could reach"
+        return f"{host_name()}, where rank 0 runs, has no network address that other hosts could reach"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for candidate in (port, 0):
         try:
@@ -106,13 +107,13 @@ def _rendezvous_address(alone: bool, port: int) -> tuple[str, int] | str:
                 return address, server.getsockname()[1]
         except OSError:
             continue
-    return f"rank 0 cannot listen at {address} of {socket.gethostname()}"
+    return f"rank 0 cannot listen at {address} of {host_name()}"
 
 
 def _address() -> str | None:
     found = interfaces.addresses()
     own = {address for addresses in found.values() for address in addresses}
-    name = interfaces.local_address_to(socket.gethostname())
+    name = interfaces.local_address_to(host_name())
     if name is not None and name in own and not ipaddress.ip_address(name).is_loopback:
         return name
     return interfaces.outward_address(found)

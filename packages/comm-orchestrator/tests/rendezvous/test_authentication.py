@@ -189,6 +189,11 @@ def test_ranks_that_start_at_once_agree_where_a_killed_job_left_its_secret(tmp_p
     assert printed.split("\n")[:-1] == ["8 1"] * 30
 
 
+def test_a_job_whose_id_is_no_text_has_a_secret(folder: Path) -> None:
+    """Python shows bytes of the environment that are no text as surrogates."""
+    assert share_secret("127.0.0.1:29500 h\udcf6st") is not None
+
+
 def test_a_folder_or_file_of_somebody_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "_APPEARS_S", 0.0)
     folder.mkdir(mode=0o777)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from functools import cache
 from pathlib import Path
 
-__all__ = ["host_identity", "process_space"]
+__all__ = ["host_identity", "host_name", "process_space"]
+
+
+def host_name() -> str:
+    r"""Return this host's name as text that can be printed and sent: bytes that are none are as in ``h\xf6st``."""
+    # Python shows such bytes as surrogates, which neither stores nor terminals take.
+    name = socket.gethostname().encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
 
 
 @cache

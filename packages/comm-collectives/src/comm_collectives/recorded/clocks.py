@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from time import perf_counter_ns
 import torch
 
 from comm_utils.backend import Backend
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import host_identity, host_name
 from comm_utils.torch_support import factories
 
 __all__ = ["Clock", "clock_name", "measure"]
@@ -42,7 +41,7 @@ def clock_name() -> str:
     """Return the same for processes that share the clock of ``perf_counter_ns``: those of one boot of one machine."""
     with suppress(OSError):
         return host_identity("time")  # a container may have a clock of its own
-    return f"{socket.gethostname()} {os.getpid()}"
+    return f"{host_name()} {os.getpid()}"
 
 
 def measure(

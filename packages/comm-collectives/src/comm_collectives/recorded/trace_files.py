@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +15,7 @@ from comm_collectives.objects.collective import all_gather_over
 from comm_collectives.recorded.clocks import Clock, clock_name, measure
 from comm_collectives.wrapping import bare_backend
 from comm_utils.errors import ArgumentError
+from comm_utils.host_identity import host_name
 from comm_utils.log import logger
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import Event, RankTrace
@@ -155,7 +155,7 @@ def _described(channel: Channel, clock: Clock) -> RankTrace:
     return RankTrace(
         rank=channel.rank,
         world_size=channel.W,
-        host=socket.gethostname(),
+        host=host_name(),
         pid=os.getpid(),
         backend=channel.backend.get_backend(None),
         started=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

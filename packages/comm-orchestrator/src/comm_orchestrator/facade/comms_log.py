@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from comm_orchestrator import orchestrator, telemetry
 from comm_utils import active
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.host_identity import host_name
 from comm_utils.observability import exports
 from comm_utils.observability.comms_logger import CommsLogger, Row, Window
 
@@ -267,7 +267,7 @@ def export_log(path: Path | str, format: str | None = None) -> None:
         ArgumentError: another ending, a folder that does not exist, or a folder instead of a file.
         NotInitializedError
     """
-    facts = {"rank": arguments.active("export_log").get_rank(None), "host": socket.gethostname()}
+    facts = {"rank": arguments.active("export_log").get_rank(None), "host": host_name()}
     exports.export(path, _Log.comms.rows(), format, **facts, time=time.time())
 
 

@@ -230,7 +230,8 @@ def remove_secrets() -> None:
 
 
 def _file_name(identity: str) -> str:
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    # The id of a job comes from the environment, of which Python shows bytes that are no text as surrogates.
+    return hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from comm_orchestrator.rendezvous.dns import ask_briefly, resolve
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
+from comm_utils.host_identity import host_name
 from comm_utils.threads import with_limit
 
 __all__ = [
@@ -75,7 +76,7 @@ def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> 
                     except OSError as error:
                         problem = _REASONS.get(error.errno or 0, str(error.strerror or error))
         except socket.gaierror as error:
-            problem = f"does not resolve on {socket.gethostname()} ({error.strerror})"
+            problem = f"does not resolve on {host_name()} ({error.strerror})"
         late = not resolved and deadline.elapsed_s() > _RESOLVING_S
         if late or not deadline.pause(waiting):
             break
@@ -105,7 +106,7 @@ _REASONS = {
 
 def unreachable_reason(host: str, port: int) -> str:
     """Return why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
-    own = socket.gethostname()
+    own = host_name()
     reason = ""
     try:
         for *_, address in resolve(host, port, 0.5):

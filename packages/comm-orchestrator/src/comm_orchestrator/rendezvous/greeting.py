@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from comm_config.secret import SECRET_VARIABLE
 from comm_orchestrator.rendezvous.authentication import Seal, can_share_secrets, file_secret
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_utils.errors import LaunchError
+from comm_utils.host_identity import host_name
 
 __all__ = [
     "FREE_PORT",
@@ -87,7 +87,7 @@ def authenticated(
         if secret is None and (server["secret"] == "file" or can_share_secrets()):
             raise LaunchError(
                 f"the store at {address} ({claimed}) is not that of rank 0 of this job: it shares no secret with this "
-                f"user (uid {os.getuid()}) on {socket.gethostname()}; set MASTER_PORT (or distributed_port) to a free "
+                f"user (uid {os.getuid()}) on {host_name()}; set MASTER_PORT (or distributed_port) to a free "
                 f"port, or, where the ranks have different users or files, {SECRET_VARIABLE} to the same random text "
                 "on every rank"
             )
@@ -106,7 +106,7 @@ def authenticated(
 
 def leave_refusal_hint(world: Store) -> None:
     """Let rank 0 know that this rank has another secret, which authenticates nothing."""
-    world.set(_REFUSED, socket.gethostname())
+    world.set(_REFUSED, host_name())
 
 
 def refusal_hint(world: Store) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -33,7 +32,7 @@ from comm_orchestrator.rendezvous.records import (
 )
 from comm_orchestrator.rendezvous.store import open_store
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError, PeerLostError
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import host_identity, host_name
 from comm_utils.launch import LaunchInfo
 from comm_utils.process_state import start_time
 from comm_utils.rank_processes import RankProcess, own_pid_space
@@ -212,7 +211,7 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
     return RankRecord(
         launch.rank,
         launch.world_size,
-        socket.gethostname(),
+        host_name(),
         _host_id(),
         os.getpid(),
         program=Path(next(iter(sys.argv), "")).name,
@@ -239,9 +238,9 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
 def _host_id() -> str:
     """Return an id that two processes share only if they share a kernel and a network."""
     try:
-        return f"{socket.gethostname()}/{host_identity('net')}"
+        return f"{host_name()}/{host_identity('net')}"
     except OSError:
-        return socket.gethostname()
+        return host_name()
 
 
 def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:

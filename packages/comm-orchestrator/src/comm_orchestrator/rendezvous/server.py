@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from comm_orchestrator.rendezvous.dns import resolve
 from comm_utils.errors import LaunchError
+from comm_utils.host_identity import host_name
 
 __all__ = ["PortInUseError", "listen", "serve", "serve_again", "who_listens"]
 
@@ -153,7 +154,7 @@ def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
         listener.close()
         raise LaunchError(
             f"rank 0 listens at {local}:{port}, and its own connection to it fails: {error.strerror or error}; bring "
-            f"up the loopback interface of {socket.gethostname()} (ip link set lo up), and let its firewall pass what "
+            f"up the loopback interface of {host_name()} (ip link set lo up), and let its firewall pass what "
             "it sends to itself"
         ) from error
     descriptor = listener.detach()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -46,6 +45,7 @@ from comm_orchestrator.rendezvous.init_method import parsed
 from comm_orchestrator.rendezvous.protocol import MOST_RECORD_BYTES, Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
+from comm_utils.host_identity import host_name
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["open_store"]
@@ -244,7 +244,7 @@ def _on_one_host(address: _Address, launch: LaunchInfo) -> bool:
 def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes | None) -> RendezvousPoint:
     store, own = _served(address, launch, limit)
     identity = uuid.uuid4().hex
-    server: dict[str, Any] = {"id": identity, "job": launch.job_id, "pid": os.getpid(), "host": socket.gethostname()}
+    server: dict[str, Any] = {"id": identity, "job": launch.job_id, "pid": os.getpid(), "host": host_name()}
     server["secret"] = "none" if secret is None else "environment"
     if secret is None and launch.world_size > 1 and _on_one_host(address, launch):
         secret = share_secret(identity)

@@ -12,7 +12,6 @@ import atexit
 import errno
 import os
 import platform
-import socket
 import sys
 import threading
 import time
@@ -39,7 +38,7 @@ from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
 from comm_utils.flight_recorder.rank_ranges import packed_ranks
 from comm_utils.flight_recorder.settings import FlightRecorderSettings
 from comm_utils.flight_recorder.store_steps import is_step_of
-from comm_utils.host_identity import process_space
+from comm_utils.host_identity import host_name, process_space
 from comm_utils.log import logger
 
 __all__ = [
@@ -148,7 +147,7 @@ class FlightRecorder:
                 self.path, self._file_lock = file.path, file.lock
                 self._use(RingMemory(records, rank, world_size, file.descriptor))
             process = {
-                "host": socket.gethostname(),
+                "host": host_name(),
                 "identity": own_identity(),
                 "job": job,
                 "python": platform.python_version(),
@@ -406,7 +405,7 @@ def own_identity() -> str:
     try:
         return process_space("ipc")
     except OSError:
-        return socket.gethostname()
+        return host_name()
 
 
 #: The recorder of this process.

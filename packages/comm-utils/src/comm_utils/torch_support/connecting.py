@@ -8,7 +8,6 @@ rank while another rank has failed at once and a third has finished.
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
-from comm_utils.host_identity import host_identity
+from comm_utils.host_identity import host_identity, host_name
 from comm_utils.reachability import unreachable
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
@@ -65,7 +64,7 @@ class Place:
             machine = host_identity("net")
         except OSError:
             machine = ""
-        return cls(machine, socket.gethostname(), address)
+        return cls(machine, host_name(), address)
 
     def encoded(self) -> str:
         """Return it as one line."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from comm_utils.errors import (
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.host_identity import host_name
 from comm_utils.log import logger
 from comm_utils.process_state import GONE
 from comm_utils.rank_processes import PROCESSES, named_ranks
@@ -310,7 +310,7 @@ class Watch:
             lack: what it has not enough of.
         """
         rank = self._view.rank
-        where = f"pid {os.getpid()} on {socket.gethostname()}"
+        where = f"pid {os.getpid()} on {host_name()}"
         self.tell(group, error, Trouble(CommTimeoutError, f"rank {rank} ({where}) gave up in {call}: {lack}", (rank,)))
 
     # --- the thread

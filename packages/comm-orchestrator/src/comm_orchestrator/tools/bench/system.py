@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools.devices import device_of
+from comm_utils.host_identity import host_name
 
 __all__ = ["Exchange", "describe_system", "hosts", "rank_facts"]
 
@@ -25,7 +25,7 @@ _PACKAGES = (
 def rank_facts(device: torch.device) -> dict[str, Any]:
     """Return the facts about this rank that the others need."""
     name = getattr(torch, device.type).get_device_name(device) if device.type != "cpu" else _cpu()
-    return {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device), "name": name}
+    return {"host": host_name(), "pid": os.getpid(), "device": str(device), "name": name}
 
 
 def hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:

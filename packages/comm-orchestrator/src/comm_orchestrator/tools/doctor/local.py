@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ from comm_orchestrator.tools.doctor.report import RankReport
 from comm_orchestrator.tools.doctor.time_limit import within
 from comm_utils import topology
 from comm_utils.errors import ConfigurationError
+from comm_utils.host_identity import host_name
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["Local", "examine", "with_hosts"]
@@ -55,7 +55,7 @@ def examine(timeout_s: float) -> Local:
     report = RankReport(
         info.rank if info is not None else None,
         world_size,
-        socket.gethostname(),
+        host_name(),
         os.getpid(),
         launcher=info.launcher if info is not None else "",
         node_rank=info.node_rank if info is not None else None,

@@ -23,6 +23,7 @@ from comm_orchestrator.tools.doctor.finding import Finding, from_error
 from comm_orchestrator.tools.doctor.launch import over_several_hosts
 from comm_orchestrator.tools.doctor.time_limit import within
 from comm_utils.errors import LaunchError
+from comm_utils.host_identity import host_name
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["check_host_names", "check_interfaces", "check_port", "interface_rows", "leads_to", "resolve"]
@@ -69,7 +70,7 @@ def _loopback(addresses: list[str]) -> bool:
 
 
 def _own_name(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
-    name, outward = socket.gethostname(), outward_address(found)
+    name, outward = host_name(), outward_address(found)
     line = f"'{outward or 'ADDRESS'} {name}'"
     addresses, why, findings = _look_up(name, "this host's own name", limit_s)
     if not addresses:
@@ -93,7 +94,7 @@ def _master(launch: LaunchInfo, master: str, found: Addresses, limit_s: float) -
     source = launch.sources.get("master_addr", launch.launcher)
     addresses, why, findings = _look_up(master, "the master address", limit_s)
     if not addresses:
-        text = f"the master address {master} ({source}) does not resolve on {socket.gethostname()} ({why})"
+        text = f"the master address {master} ({source}) does not resolve on {host_name()} ({why})"
         remedy = "set MASTER_ADDR to a name or address of rank 0's host that every host can resolve"
         return [*findings, Finding("problem", "names", text, remedy, of_host=True)]
     text = f"the master address {master} ({source})"
@@ -193,7 +194,7 @@ def check_interfaces(
         return findings or [Finding("ok", "interfaces", f"up: {_listed(found)}", of_host=True)]
     chosen = leads_to(master, found)
     if chosen is None:
-        text = f"no interface of {socket.gethostname()} leads to the master {master}; up: {_listed(found)}"
+        text = f"no interface of {host_name()} leads to the master {master}; up: {_listed(found)}"
         remedy = "bring one up (ip link set NAME up, ip route), or set MASTER_ADDR to an address that can be reached"
         return [*findings, Finding("problem", "interfaces", text, remedy, of_host=True)]
     if all(ipaddress.ip_address(address).is_loopback for address in found[chosen]):
@@ -210,14 +211,12 @@ def _named(environ: Mapping[str, str], found: Addresses, nccl: bool) -> list[Fin
         findings.append(_with_remedy(from_error("interfaces", error), "GLOO_SOCKET_IFNAME", found))
     pattern = environ.get("NCCL_SOCKET_IFNAME")
     if pattern is not None and not any(found[name] for name in matching(pattern, found)):
-        text = (
-            f"NCCL_SOCKET_IFNAME={pattern!r} means none of the interfaces of {socket.gethostname()}: {_listed(found)}"
-        )
+        text = f"NCCL_SOCKET_IFNAME={pattern!r} means none of the interfaces of {host_name()}: {_listed(found)}"
         one = Finding("problem" if nccl else "warning", "interfaces", text)
         findings.append(_with_remedy(one, "NCCL_SOCKET_IFNAME", found))
     for name in _EXACT:
         if name in environ and environ[name] not in found:
-            text = f"{name}={environ[name]!r} is none of the interfaces of {socket.gethostname()}: {_listed(found)}"
+            text = f"{name}={environ[name]!r} is none of the interfaces of {host_name()}: {_listed(found)}"
             findings.append(_with_remedy(Finding("warning", "interfaces", text), name, found))
     return findings
 
