@@ -197,6 +197,7 @@ def test_rank_0_never_came(bare_pools: Pools) -> None:
     found = bare_pools(2).run(attempt, per_rank([{"RANK": "1", "WORLD_SIZE": "3"}, {"RANK": "2", "WORLD_SIZE": "3"}]))
     for one in found:
         assert one.text.startswith("CommTimeoutError: init_distributed: rank ")
+        assert one.text.count("init_distributed: ") == 1
         assert "rank 0 is not to be found at 127.0.0.1:" in one.text
         assert "(environment variable MASTER_ADDR), which refuses connections, for 4" in one.text
         assert "check that rank 0 was started" in one.text

@@ -111,7 +111,7 @@ def test_one_who_comes_late_is_waited_for() -> None:
         (
             "127.0.0.1",
             CommTimeoutError,
-            "init_distributed: rank 0 is not to be found at 127.0.0.1:1 (told), which refuses connections",
+            "rank 0 is not to be found at 127.0.0.1:1 (told), which refuses connections",
         ),
         ("no-such-host.invalid", LaunchError, "the master address 'no-such-host.invalid' (told) does not resolve on "),
     ],
@@ -154,6 +154,50 @@ def test_something_that_is_no_store(
         assert time.monotonic() - start < 3 * patience()
         assert threading.active_count() <= threads
     assert capfd.readouterr().err == ""  # no page of C++ stack frames
+
+
+def test_a_store_that_is_none_at_an_ipv6_address_names_its_process() -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as error:
+        pytest.skip(f"this host has no ::1: {error}")
+    with listener:
+        port = listener.getsockname()[1]
+        said = client.explained("::1", port, "hangs up")
+    assert f"there listens pid {os.getpid()}, " in said
+    assert said.endswith("; set MASTER_PORT to a free port")
+
+
+_AT_A_LINK_LOCAL_ADDRESS = """
+from datetime import timedelta
+import pytest
+from comm_orchestrator.rendezvous import client, server
+from comm_orchestrator.rendezvous.protocol import Deadline
+
+host, limit = "fe80::1%inner", timedelta(seconds=10)
+listener = server.listen(host, 0, alone=True)
+port = listener.getsockname()[1]
+store = server.serve(listener, limit)
+client.wait_for_listener(host, port, Deadline(5), "here")
+client.connect(host, port, Deadline(5), limit).set("key", "value")
+print(store.get("key").decode(), client.unreachable_reason(host, port) or "reached")
+with pytest.raises(server.PortInUseError) as caught:
+    server.listen(host, port, alone=True)
+print(caught.value.pid is not None)
+"""
+
+
+def test_a_link_local_address_with_its_interface() -> None:
+    prepare = (
+        "ip link set lo up && ip link add inner type veth peer name outer && ip link set outer up && "
+        'ip link set inner up && ip address add fe80::1/64 dev inner nodad && exec "$@"'
+    )
+    apart = ["unshare", "--net", "sh", "-c", prepare, "sh"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a network namespace and a pair of interfaces")
+    command = [*apart, sys.executable, "-c", _AT_A_LINK_LOCAL_ADDRESS]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * patience())
+    assert ended.stdout.split() == ["value", "reached", "True"], ended.stderr
 
 
 def test_an_address_that_leads_to_somebody_else() -> None:

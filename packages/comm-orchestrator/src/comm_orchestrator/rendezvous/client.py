@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -12,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from comm_orchestrator.rendezvous.dns import ask_briefly, resolve
+from comm_orchestrator.rendezvous.dns import ask_briefly, numeric, resolve
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
@@ -31,6 +32,7 @@ __all__ = [
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
 _SILENCE_S = 20.0
+_OWN_S = 2.0
 # What torch's own client says first: validate with this number, then ping with a number that comes back.
 # Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp, the same from torch 2.6 to 2.15.
 _HELLO = struct.Struct("=BIBI")
@@ -87,7 +89,7 @@ def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> 
             "rank 0's host that every host can resolve"
         )
     raise CommTimeoutError(
-        f"init_distributed: rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was "
+        f"rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was "
         f"started, that it runs on {host}, and that no firewall is between"
     )
 
@@ -110,7 +112,7 @@ def unreachable_reason(host: str, port: int) -> str:
     reason = ""
     try:
         for *_, address in resolve(host, port, 0.5):
-            reason, _ = _greet(str(address[0]), port, 0.25)
+            reason, _ = _greet(numeric(address), port, 0.25)
             if not reason or not _known():
                 return ""
     except socket.gaierror as error:
@@ -127,7 +129,7 @@ def _greet(host: str, port: int, limit_s: float) -> tuple[str, str]:
     number, address = os.urandom(4), ""
     try:
         with socket.create_connection((host, port), timeout=limit_s) as sock:
-            address = str(sock.getpeername()[0])
+            address = numeric(sock.getpeername())
             sock.sendall(_HELLO.pack(_VALIDATE, _MAGIC, _PING, int.from_bytes(number, sys.byteorder)))
             answer = b""
             while len(answer) < len(number) and (more := sock.recv(len(number) - len(answer))):
@@ -199,8 +201,9 @@ def explained(host: str, port: int, reason: str) -> str:
 
 
 def _own(host: str) -> bool:
-    try:
-        with socket.create_server((socket.gethostbyname(host), 0)):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        for family, *_, address in resolve(host, 0, _OWN_S):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.bind(address)
+                return True
+    return False

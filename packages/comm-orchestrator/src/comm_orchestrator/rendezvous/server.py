@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore
 from torch.torch_version import TorchVersion
 
-from comm_orchestrator.rendezvous.dns import resolve
+from comm_orchestrator.rendezvous.dns import numeric, resolve
 from comm_utils.errors import LaunchError
 from comm_utils.host_identity import host_name
 
@@ -58,18 +58,27 @@ def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
     """Return whether somebody listens there, as far as that can be seen, and which process it is."""
     seen: tuple[bool, int | None, str] = False, None, ""
     try:
-        own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in resolve(host, port, _NAMES_S)} if host else set())
-        if any(host is None or address in own for address in _addresses_of_stores(port)):
+        own = {"0.0.0.0", "::"} | (_resolved(host) if host else set())
+        if any(host is None or _plain(address) in own for address in _addresses_of_stores(port)):
             return True, os.getpid(), " ".join(psutil.Process().cmdline())[:120]  # a look at all processes takes long
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and listens.port == port and (host is None or listens.ip in own):
+            if listens and listens.port == port and (host is None or _plain(listens.ip) in own):
                 seen = True, None, ""
                 if connection.pid:
                     return True, connection.pid, " ".join(psutil.Process(connection.pid).cmdline())[:120]
     except (psutil.Error, OSError):
         return True, None, ""
     return seen
+
+
+def _resolved(host: str) -> set[str]:
+    return {_plain(info[4][0]) for info in resolve(host, 0, _NAMES_S)}
+
+
+def _plain(address: object) -> str:
+    """Return an address without the interface of a link-local one, which the kernel's tables do not name."""
+    return str(address).partition("%")[0]
 
 
 def _addresses_of_stores(port: int) -> list[str]:
@@ -109,8 +118,8 @@ def _listen(host: str, port: int, alone: bool) -> socket.socket:
         address = _own_address(host, alone)
         if address is not None:
             try:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                return socket.create_server((address, port), family=family, backlog=4096)
+                family, *_, where = resolve(address, port, _NAMES_S)[0]  # with the interface of a link-local address
+                return socket.create_server(where, family=family, backlog=4096)
             except OSError as error:
                 if error.errno != errno.EADDRNOTAVAIL:  # translated on the way, as a service's address is
                     raise
@@ -146,7 +155,7 @@ def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
     Raises:
         LaunchError: this host cannot connect to itself, as where its loopback interface is down.
     """
-    host, port = listener.getsockname()[:2]
+    host, port = numeric(listener.getsockname()), listener.getsockname()[1]
     local = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
     try:  # torch's client would try again until the timeout
         socket.create_connection((local, port), timeout=_TO_ITSELF_S).close()

@@ -201,7 +201,10 @@ def _persistent(
 def _agents(
     address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
 ) -> RendezvousPoint:
-    own = wait_for_listener(address.host, address.port, deadline, address.source)
+    try:
+        own = wait_for_listener(address.host, address.port, deadline, address.source)
+    except (LaunchError, CommTimeoutError) as error:
+        raise type(error)(f"init_distributed: rank {launch.rank} of {launch.world_size}: {error}") from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"/worker/attempt_{attempt}", connect(address.host, address.port, deadline, limit))
 
