@@ -89,6 +89,15 @@ def test_it_can_be_elsewhere_or_nowhere(cache: Path, monkeypatch: pytest.MonkeyP
     assert host_profile.describe() == "none"
 
 
+def test_a_relative_cache_folder_is_ignored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(cache)
+    monkeypatch.setenv("HOME", str(cache / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    file = host_profile.path()
+    assert file is not None
+    assert file.parent == cache / "home" / ".cache" / "comm-backend-ccl"
+
+
 def test_nothing_is_measured_that_cannot_be_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))

@@ -109,7 +109,8 @@ def path() -> Path | None:
         return Path(os.path.expanduser(wanted))
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
-        folder = Path(base) if base else Path.home() / ".cache"
+        # A relative one is to be ignored, by the XDG Base Directory Specification.
+        folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError:
         return None
     digest = hashlib.sha256(json.dumps(_machine(), sort_keys=True).encode()).hexdigest()

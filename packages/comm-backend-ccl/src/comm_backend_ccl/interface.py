@@ -7,7 +7,7 @@ import socket
 import struct
 from contextlib import suppress
 
-__all__ = ["interface_between"]
+__all__ = ["interface_between", "missing_address"]
 
 _SIOCGIFADDR = 0x8915
 
@@ -31,6 +31,15 @@ def interface_between(hosts: int) -> str:
             found = next((name for _, name in socket.if_nameindex() if _address_of(name) == own), "")
             return "" if found == "lo" else found
     return ""
+
+
+def missing_address(name: str) -> str:
+    """Return what to do about an interface without an IPv4 address, which oneCCL needs; "" where it has one."""
+    if not name or _address_of(name):
+        return ""
+    if name == "lo":
+        return "the loopback interface lo has no IPv4 address: give it one (ip address add 127.0.0.1/8 dev lo)"
+    return f"the interface {name} has no IPv4 address: give it one, or name another interface in FI_TCP_IFACE"
 
 
 def _address_of(name: str) -> str:

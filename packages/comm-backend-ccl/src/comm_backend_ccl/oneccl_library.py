@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comm_backend_ccl.interface import missing_address
 from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import Operation
@@ -132,6 +133,8 @@ class _Loaded:
     lock = threading.Lock()
     #: oneCCL's settings are read once in a process.
     initialized = False
+    #: For TCP; "" leaves it to libfabric.
+    interface = ""
     #: What an operation failed with that its ranks did not agree on; oneCCL keeps its requests.
     failure: str | None = None
 
@@ -261,6 +264,7 @@ def initialize(local_rank: int, local_size: int, interface: str, crowded: bool) 
         raise BackendUnavailableError(f"oneCCL could not be initialised: {_message.text()}")
     if not _Loaded.initialized:
         _Loaded.initialized = True
+        _Loaded.interface = interface
         atexit.register(_stop)
 
 
@@ -308,7 +312,9 @@ def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callab
         if failure:
             raise failure[0]
         provider = os.environ.get("FI_PROVIDER")
-        advice = f"; FI_PROVIDER={provider} chooses how libfabric connects: unset it" if provider else ""
+        remedies = [missing_address(os.environ.get("FI_TCP_IFACE") or _Loaded.interface)]
+        remedies += [f"FI_PROVIDER={provider} chooses how libfabric connects: unset it"] if provider else []
+        advice = "".join(f"; {one}" for one in remedies if one)
         said = buffer.value.decode(errors="replace")
         raise BackendUnavailableError(f"oneCCL could not make a group: {said}{advice}")
     return made
