@@ -236,6 +236,77 @@ def test_tensors_that_share_the_memory_of_a_parameter_may_stay(pools: Pools) -> 
     pools(2).run(aliases)
 
 
+def forwards_within(size_bytes: int, with_gradients: bool) -> None:
+    model, plain, inputs = make_model(), make_model(), torch.arange(20.0).view(4, 5).cos()
+    for one in (model, plain):
+        one.eval()
+    with registered(model, bucket_size_bytes=size_bytes) as handle:
+        with handle.full_parameters(), torch.set_grad_enabled(with_gradients):
+            for one in model.parameters():
+                one.detach().zero_()  # stands for averaged weights, which are lost after the block
+            assert not model(inputs).any()
+            assert not model(inputs).any()
+            assert not any(one.any() for one in model.state_dict().values() if one.dim() > 1)
+            assert not any(one.any() for one in model.parameters())
+        torch.testing.assert_close(model(inputs), plain(inputs))
+        with handle.full_parameters(writes=True), torch.set_grad_enabled(with_gradients):
+            model(inputs)
+            model[0].weight.detach().mul_(2.0)
+            assert model[2].bias.isfinite().all()
+        plain[0].weight.detach().mul_(2.0)
+        whole = handle.full_state_dict()
+        assert all(torch.equal(whole[name], value) for name, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("size_bytes", [1, 1 << 20])
+def test_a_forward_within_full_parameters_leaves_them_there(
+    pools: Pools, size_bytes: int, with_gradients: bool
+) -> None:
+    pools(2).run(forwards_within, size_bytes, with_gradients)
+
+
+def penalty_of(model: nn.Module) -> torch.Tensor:
+    return sum((one.square().sum() for one in model.parameters()), torch.zeros(()))
+
+
+def penalties(size_bytes: int) -> None:
+    """Add a penalty on parameters to the loss, and run the backward where these are freed."""
+    model, plain = make_model(), make_model()
+    with registered(model, bucket_size_bytes=size_bytes) as handle:
+        optimizers = [torch.optim.SGD(one, lr=0.1) for one in (handle.parameter_groups(), plain.parameters())]
+        handle.attach(optimizers[0])
+        inputs = torch.arange(20.0).view(4, 5).cos()
+        for loss_within, backward_within in ((False, False), (True, False), (True, True)):
+            for one, optimizer in zip((model, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                loss = torch.zeros(()) if loss_within else one(inputs).square().mean()
+                with handle.full_parameters():
+                    if loss_within:
+                        loss = one(inputs).square().mean()
+                    loss = loss + penalty_of(one)
+                    if backward_within:
+                        loss.backward()
+                if not backward_within:
+                    loss.backward()
+                optimizer.step()
+            whole = handle.full_state_dict()
+            for name, value in plain.named_parameters():
+                torch.testing.assert_close(whole[name], value.detach())
+        with handle.full_parameters():
+            loss = penalty_of(model)
+            with torch.no_grad():
+                model[2].bias.zero_()
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation: one of shape \(3,\)"):
+            loss.backward()
+        model(inputs).sum().backward()
+
+
+@pytest.mark.parametrize("size_bytes", [1, 1 << 20])
+def test_penalties_on_parameters_are_those_of_one_process(pools: Pools, size_bytes: int) -> None:
+    pools(2).run(penalties, size_bytes)
+
+
 class Labelled(nn.Parameter):
     """A parameter that says what its dimensions are."""
 

@@ -61,6 +61,7 @@ class FlatShard:
         shard: (n,), this rank's part.
         segments: tensors of the optimizer that are views of the part; none where parameters need no gradients.
         is_gathered: ``full`` has the values of all ranks, and the parameters are views of it.
+        is_saved: a graph of autograd was given the memory of this gathering; the next one takes other memory.
         on_read: called before values of a freed parameter are read, by code that no hook announced; it may gather.
     """
 
@@ -73,6 +74,7 @@ class FlatShard:
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.requires_grad = parameters[0].requires_grad
         self.is_gathered = True
+        self.is_saved = False
         self.on_read: Callable[[], None] = _nothing
         self._gathered_version = 0
         self._work: Work | None = None
@@ -213,7 +215,8 @@ class FlatShard:
             work.wait()
         elif not self.is_gathered:
             return
-        is_shared = keeps_aliases and _sharing(self.full) > self._references
+        is_shared = self.is_saved or (keeps_aliases and _sharing(self.full) > self._references)
+        self.is_saved = False
         if self.is_gathered:
             for name, parameter, placeholder in zip(self.names, self.parameters, self._placeholders, strict=True):
                 parameter.data = placeholder

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.parameter_access import watch_parameters
+from comm_collectives.hooks.sharded.saved_values import keep_saved_values
 from comm_collectives.hooks.sharded.tensors_in import outputs_of
 from comm_collectives.hooks.sharded.units import Unit
 from comm_collectives.hooks.sharded.use_order import UseOrder
@@ -140,6 +141,8 @@ class Gathering:
         self._forward.end()
         for unit in self.units:
             unit.is_needed = False
+        if self._is_open:
+            return
         kept = self._forward.expected[-1:] if torch.is_grad_enabled() else []
         for unit in self.units:
             if unit not in kept and not self._stays(unit):
@@ -285,7 +288,8 @@ class Gathering:
             for flat in flats:
                 if not flat.is_gathered:
                     flat.finish_gather()
-            yield
+            with keep_saved_values(flats):
+                yield
             for flat in flats:
                 flat.refuse_conversion("full_parameters")
             if writes:
