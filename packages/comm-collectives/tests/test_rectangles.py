@@ -27,3 +27,8 @@ def test_blocks_hold_the_range_once_in_order(shape: list[int], data: st.DataObje
     together = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
     assert together.tolist() == list(range(begin, end))
     assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+def test_a_tensor_without_elements_is_one_block() -> None:
+    assert rectangles((2, 0, 3), 0, 0) == [((0, 0, 0), (2, 0, 3), 0)]
+    assert rectangles((2, 3), 3, 3) == []

@@ -27,15 +27,17 @@ def rectangles(shape: Sequence[int], begin: int, end: int) -> list[Rectangle]:
     """Return the fewest blocks that hold elements ``begin`` to ``end`` of a flattened tensor of ``shape``, in order.
 
     Of a matrix these are the rest of a row, whole rows, and the beginning of a row: at most 2d - 1 blocks of d
-    dimensions.
+    dimensions. A tensor without elements is one block, by which a checkpoint knows it.
 
     Args:
         shape: of the tensor, contiguous.
         begin, end: the range, 0 to the number of elements.
     """
+    shape = tuple(shape)
+    if not prod(shape):
+        return [Rectangle((0,) * len(shape), shape, 0)]
     if begin >= end:
         return []
-    shape = tuple(shape)
     if not shape:
         return [Rectangle((), (), 0)]
     inner = prod(shape[1:])
