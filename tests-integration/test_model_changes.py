@@ -91,6 +91,13 @@ WORK: dict[str, Callable[[Any], Any]] = {
     "AveragedModel": average,
     "deepcopy": lambda model: copy.deepcopy(model)(torch.ones(2, 5)).sum().backward(),
 }
+
+
+def call_functionally(model: nn.Module) -> None:
+    others = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    torch.func.functional_call(model, others, torch.ones(2, 5))
+
+
 NEW = "parameter '{}' was added or replaced after the hooks were registered"
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "assign": (assign, "load_state_dict: got assign=True, which replaces parameter"),
@@ -101,6 +108,10 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "forward: " + NEW.format("0.parametrizations.weight.original0"),
     ),
     "exchange": (exchange, "forward: " + NEW.format("0.weight")),
+    "functional_call": (
+        call_functionally,
+        "is no nn.Parameter, as within torch.func.functional_call()",
+    ),
     "bfloat16": (lambda model: model.bfloat16(), "expected torch.float32"),
 }
 
@@ -171,6 +182,24 @@ def test_what_hooks_would_miss_is_refused(pools: Pools, stage: int) -> None:
             expected = "load_state_dict: got assign=True" if stage == 3 and name == "assign" else REFUSED[name][1]
             assert expected in text, (name, text)
             assert "remove() the hooks" in text, (name, text)
+
+
+def renormalized() -> None:
+    for module in (nn.Embedding(4, 3, max_norm=1.0), nn.EmbeddingBag(4, 3, max_norm=1.0)):
+        model = nn.Sequential(module, nn.Linear(3, 2))
+        with pytest.raises(ArgumentError, match=r"register_data_parallel_hooks: model: module '0' has max_norm=1.0"):
+            register_data_parallel_hooks(model)
+        with pytest.raises(ArgumentError, match=r"register_sharded_hooks: model: module '0' has max_norm=1.0"):
+            register_sharded_hooks(model, 1)
+        # Rows that are not trained have the same norm wherever they are used.
+        module.weight.requires_grad_(False)
+        handle = register_data_parallel_hooks(model)
+        assert handle is not None
+        handle.remove()
+
+
+def test_embeddings_that_change_in_a_forward_are_refused(pools: Pools) -> None:
+    pools(2).run(renormalized)
 
 
 def replaced_data(stage: int) -> None:

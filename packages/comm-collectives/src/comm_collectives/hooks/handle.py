@@ -124,7 +124,7 @@ def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Param
 
     Raises:
         ArgumentTypeError: one has no shape yet (``torch.nn.LazyLinear``) or no elements (``torch.device("meta")``).
-        ArgumentError: there is none.
+        ArgumentError: there is none, or the forward of an embedding changes it (``max_norm``).
     """
     skipped = set(map(id, ignored))
     found = {
@@ -142,9 +142,23 @@ def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Param
                 f"{call}: model: parameter {name!r} is on the meta device; materialize the model with "
                 "model.to_empty(device=...) and initialize it before registering hooks"
             )
+    _refuse_max_norm(call, model, found)
     if not found:
         raise ArgumentError(f"{call}: model: got one without parameters that require gradients; expected at least one")
     return found
+
+
+def _refuse_max_norm(call: str, model: nn.Module, trainable: Mapping[str, nn.Parameter]) -> None:
+    trained = set(map(id, trainable.values()))
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or module.max_norm is None:
+            continue
+        if id(module.weight) in trained:
+            raise ArgumentError(
+                f"{call}: model: module {name.removeprefix('_orig_mod.')!r} has max_norm={module.max_norm}, with which "
+                "a forward changes the rows that its rank uses, so that weights would differ between ranks; expected "
+                "an embedding without it: normalize its output instead"
+            )
 
 
 def check_unregistered(

@@ -62,6 +62,8 @@ class ModelChanges:
     def _refuse(self, call: str) -> None:
         for name, one in self._model.named_parameters(remove_duplicate=False):
             if self._known.get(id(one)) != one._cdata and one.requires_grad and name not in self._replaceable:
+                if not isinstance(one, nn.Parameter):
+                    _refuse_functional_call(call, name)
                 raise ArgumentError(
                     f"{call}: parameter {name.removeprefix('_orig_mod.')!r} was added or replaced after the hooks were "
                     f"registered, as by {_CHANGES}, so {self._consequence}: remove() the hooks before such a change, "
@@ -71,6 +73,14 @@ class ModelChanges:
     def release(self) -> None:
         """Let go of the parameters."""
         self._kept.clear()
+
+
+def _refuse_functional_call(call: str, name: str) -> None:
+    raise ArgumentError(
+        f"{call}: parameter {name.removeprefix('_orig_mod.')!r} is a tensor that is no nn.Parameter, as within "
+        "torch.func.functional_call(), whose gradients no hook reduces: call it on copy.deepcopy(model), in stage 3 "
+        "made within handle.full_parameters(), or remove() the hooks before"
+    )
 
 
 def refuse_assignment(call: str, model: nn.Module, parameters: Mapping[str, torch.Tensor]) -> Callable[[], None]:
