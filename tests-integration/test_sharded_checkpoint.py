@@ -218,6 +218,65 @@ def test_copies_and_whole_tensors_are_loaded(pools: Pools, stage: int) -> None:
     pools(2).run(load_copies, stage)
 
 
+def load_states_of_ranks(stage: int) -> list[str]:
+    model = make_model()
+    with register_sharded_hooks(model, stage) as handle:
+        optimizer = make_optimizer(handle.parameter_groups(groups_of(model)))
+        handle.attach(optimizer)
+        train(model, optimizer, 0, dist.get_rank(), dist.get_world_size())
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        own = torch.load(file)
+        optimizer.load_state_dict(own)
+        of_rank_0 = [own]
+        dist.broadcast_object_list(of_rank_0, src=0, allow_pickle=True)
+        plain = {"state": own["state"], "param_groups": own["param_groups"]}
+        found = []
+        for state in (
+            of_rank_0[0],
+            plain,
+            {**own, "comm_collectives.part": {**own["comm_collectives.part"], "stage": 9}},
+        ):
+            try:
+                optimizer.load_state_dict(state)
+                found.append("")
+            except ArgumentError as error:
+                found.append(str(error))
+        optimizer.load_state_dict({"state": {}, "param_groups": own["param_groups"]})
+    optimizer.load_state_dict(plain)
+    assert "comm_collectives.part" not in optimizer.state_dict()
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_optimizer_takes_the_state_of_its_own_part_alone(pools: Pools, stage: int) -> None:
+    for rank, found in enumerate(pools(2).run(load_states_of_ranks, stage)):
+        begin = "optimizer.load_state_dict: state: got that of "
+        assert found[0].startswith(f"{begin}rank 0; expected rank 1" if rank else ""), found
+        assert bool(found[0]) == bool(rank)
+        assert found[1].startswith(f"{begin}no sharded optimizer; expected rank {rank}")
+        assert found[2].startswith(f"{begin}stage 9; expected stage {stage}")
+        assert "handle.load_state_dict(state, optimizer)" in found[2]
+
+
+def save_and_load_empty(folder: str, stage: int) -> None:
+    model = nn.Linear(2, 2)
+    model.empty = nn.Parameter(torch.zeros(0, 3))
+    with register_sharded_hooks(model, stage) as handle:
+        dcp.save(handle.state_dict(), checkpoint_id=folder)
+        state = handle.state_dict()
+        dcp.load(state, checkpoint_id=folder)
+        handle.load_state_dict(state)
+    plain = {"model": {"empty": torch.zeros(0, 3)}}
+    dcp.load(plain, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_parameters_without_elements_are_saved_and_loaded(pools: Pools, tmp_path: Path, stage: int) -> None:
+    pools(2).run(save_and_load_empty, str(tmp_path), stage)
+
+
 def save_and_load_divided_layers(folder: str, stage: int) -> None:
     rank = dist.get_rank()
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]

@@ -43,6 +43,7 @@ from comm_collectives.hooks.sharded.optimizers import (
     refuse_closure,
     refuse_model_parameters,
     refuse_scaled_step,
+    watch_state_calls_of,
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
@@ -221,7 +222,8 @@ class Sharded(Handle):
     def attach(self, optimizer: Optimizer) -> None:
         """Have ``optimizer.step()`` check that there are gradients, and gather parameters after it.
 
-        Its ``zero_grad()`` then drops gradients of :meth:`no_sync` as well.
+        Its ``load_state_dict()`` then takes the state of this rank's part alone, and its ``zero_grad()`` drops
+        gradients of :meth:`no_sync` as well.
 
         Every rank calls it, with an optimizer of the same class, groups and options.
 
@@ -271,6 +273,8 @@ class Sharded(Handle):
 
         for hook in (checked.register_step_pre_hook(before), checked.register_step_post_hook(after)):
             self.on_removal(hook.remove)
+        for undo in watch_state_calls_of(checked, self._trainable_flats, self.stage):
+            self.on_removal(undo)
         self.on_removal(notice_loss_scaling(checked))
         self.on_removal(notice_zero_grad(checked, drop))
         self.on_removal(lambda: self._optimizers.remove(checked))

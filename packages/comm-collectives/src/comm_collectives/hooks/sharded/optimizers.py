@@ -23,8 +23,10 @@ __all__ = [
     "refuse_closure",
     "refuse_model_parameters",
     "refuse_scaled_step",
+    "watch_state_calls_of",
 ]
 
+_PART = "comm_collectives.part"
 _REMEDY = "build it from the groups that handle.parameter_groups() returns"
 
 
@@ -85,6 +87,52 @@ def _comparable(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
     return type(value).__name__
+
+
+def watch_state_calls_of(
+    optimizer: Optimizer, flats: Sequence[FlatShard], stage: int
+) -> Sequence[Callable[[], object]]:
+    """Have ``load_state_dict()`` raise for the state of another rank's part; return what ends this.
+
+    ``state_dict()`` says which part it is of, under a key of its own.
+
+    Args:
+        optimizer: checked.
+        flats: the flat memories of all parameters that require gradients.
+        stage: of sharding.
+    """
+
+    def part() -> dict[str, object]:
+        names = {id(one.parameter): [flat.names[at] for at in one.positions] for flat in flats for one in flat.segments}
+        return {
+            "rank": flats[0].rank,
+            "world size": flats[0].world_size,
+            "stage": stage,
+            "parameters": [[names.get(id(one), []) for one in group["params"]] for group in optimizer.param_groups],
+        }
+
+    def describe(_: Optimizer, state: dict[str, Any]) -> None:
+        state[_PART] = part()
+
+    def compare(_: Optimizer, state: dict[str, Any]) -> None:
+        given, own = state.get(_PART), part()
+        if given is None and not state.get("state"):
+            return  # options alone
+        for name, expected in own.items():
+            got = given.get(name) if isinstance(given, Mapping) else None
+            if got != expected:
+                described = "no sharded optimizer" if given is None else f"{name} {shown(got)}"
+                raise ArgumentError(
+                    f"optimizer.load_state_dict: state: got that of {described}; expected {name} {shown(expected)}, "
+                    "because each rank has the state of its part alone: save handle.state_dict(optimizer) on all ranks "
+                    "by torch.distributed.checkpoint, and load it by handle.load_state_dict(state, optimizer)"
+                )
+
+    hooks = (
+        optimizer.register_state_dict_post_hook(describe),
+        optimizer.register_load_state_dict_pre_hook(compare),
+    )
+    return [hook.remove for hook in hooks]
 
 
 def flats_of(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[FlatShard]:
