@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -23,12 +23,13 @@ LR = 1e-4
 class Engine:
     """``model``: called in the forward pass; ``finish``: from the loss to changed parameters and no gradients.
 
-    ``remove``: gives its memory back.
+    ``remove``: gives its memory back. ``whole``: the parameters of which each rank has all elements.
     """
 
     model: Callable[[Tensor], Tensor]
     finish: Callable[[Tensor], object]
     remove: Callable[[], object] = lambda: None
+    whole: Callable[[], Iterable[Tensor]] = tuple
 
     def step(self, text: Tensor) -> Tensor:
         loss = loss_of(self.model(text[:, :-1]), text)
@@ -73,7 +74,8 @@ def plainly(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def ddp(model: nn.Sequential) -> Engine:
     optimizer = adamw(model.parameters())
-    return Engine(nn.parallel.DistributedDataParallel(model), functools.partial(plainly, optimizer))
+    engine = nn.parallel.DistributedDataParallel(model)
+    return Engine(engine, functools.partial(plainly, optimizer), whole=model.parameters)
 
 
 def data_parallel(model: nn.Sequential) -> Engine:
@@ -81,7 +83,7 @@ def data_parallel(model: nn.Sequential) -> Engine:
 
     handle = dist.register_data_parallel_hooks(model)
     assert handle is not None  # as on ranks outside of the group
-    return Engine(model, functools.partial(plainly, adamw(model.parameters())), handle.remove)
+    return Engine(model, functools.partial(plainly, adamw(model.parameters())), handle.remove, model.parameters)
 
 
 def fsdp2(model: nn.Sequential) -> Engine:
@@ -103,7 +105,7 @@ def sharded(stage: int, model: nn.Sequential) -> Engine:
     assert handle is not None
     optimizer = adamw(handle.parameter_groups())
     handle.attach(optimizer)
-    return Engine(model, functools.partial(plainly, optimizer), handle.remove)
+    return Engine(model, functools.partial(plainly, optimizer), handle.remove, model.parameters if stage < 3 else tuple)
 
 
 def zero(stage: int, model: nn.Sequential) -> Engine:
@@ -122,7 +124,7 @@ def zero(stage: int, model: nn.Sequential) -> Engine:
         engine.backward(loss)
         engine.step()
 
-    return Engine(engine, finish, engine.destroy)
+    return Engine(engine, finish, engine.destroy, model.parameters if stage < 3 else tuple)
 
 
 # By the module of a variant.

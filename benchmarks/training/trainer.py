@@ -76,6 +76,12 @@ class Trainer:
             start = end
         return {"times_ns": times_ns, "loss": float(torch.stack(losses).mean())}
 
+    def parameters(self) -> dict[str, Any]:
+        """Sums of the bits of each tensor of ``parameters`` that this rank has whole."""
+        assert self.engine is not None
+        whole = (one.detach().view(torch.int32) for one in self.engine.whole())
+        return {"parameters": [int(bits.sum(dtype=torch.int64)) for bits in whole]}
+
     def memory(self, millions: float, steps: int) -> dict[str, Any]:
         """Bytes that the model has in this rank between steps, and at most within one."""
         give_back()

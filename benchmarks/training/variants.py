@@ -36,12 +36,16 @@ _FSDP2 = _variant("FSDP2", "fsdp2", _OURS)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step of ``ours`` takes at most ``most`` times as long as one of ``other``."""
+    """A step of ``ours`` takes at most ``most`` times as long as one of ``other``.
+
+    ``tolerance``: of the mean loss of a round, relative. Sums in another order take a millionth of it.
+    """
 
     name: str
     ours: Peer
     other: Peer
     most: float
+    tolerance: float = 1e-4
 
 
 # In the order of all tables.
@@ -50,7 +54,8 @@ COMPARISONS = {
     for one in (
         Comparison("ddp", OVERLAP, _DDP, 1.0),
         Comparison("fsdp2", _SHARDED[3], _FSDP2, 1.0),
-        *(Comparison(f"zero{stage}", _SHARDED[stage], _ZERO[stage], 0.95) for stage in (1, 2, 3)),
+        # After some hundred steps, DeepSpeed's AdamW ends a percent lower than torch's alone.
+        *(Comparison(f"zero{stage}", _SHARDED[stage], _ZERO[stage], 0.95, tolerance=5e-2) for stage in (1, 2, 3)),
     )
 }
 
