@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import comm_orchestrator as dist
+from comm_utils.testing import patience, run_ranks
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import compression  # noqa: E402
 from training import cli as training  # noqa: E402
 
 # A rank of bench-training with a fault in the data-parallel hooks.
@@ -54,3 +60,45 @@ def test_training_that_differs_ends_the_run(
     monkeypatch.setattr(training, "PROGRAM", program)
     with pytest.raises(SystemExit, match=message):
         training.main(["--quick", "--only", "ddp", "--memory", "--rounds", "1"])
+
+
+def compressed(method: str, wrong: Callable[[Any], object] | None) -> None:
+    """Run the benchmark of a codec, whose compressed sums are the result of ``wrong`` instead."""
+    right = dist.all_reduce
+
+    def all_reduce(tensor: Any, *arguments: Any, compression: Any = None, **named: Any) -> None:
+        if compression is None or wrong is None:
+            right(tensor, *arguments, compression=compression, **named)
+        else:
+            wrong(tensor)
+
+    dist.all_reduce = all_reduce  # type: ignore[assignment]
+    compression.acknowledged_bytes = lambda: 0
+    compression.rank_main(1 << 16, 1, [method], 1)
+
+
+def zeroed(tensor: Any) -> None:
+    tensor.zero_()
+
+
+def untouched(tensor: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("method", ["fp8", "onebit", "powersgd"])
+def test_sums_within_the_bound_of_the_codec_pass(method: str) -> None:
+    run_ranks(compressed, 2, method, None, timeout_s=60 * patience())
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "message"),
+    [
+        ("int8", zeroed, "int8, rank [01]: got an error of .*, expected at most"),
+        ("onebit", untouched, "onebit, rank [01]: got the tensor as it was, expected the sum"),
+    ],
+)
+def test_sums_beyond_the_bound_of_the_codec_end_the_run(
+    method: str, wrong: Callable[[Any], object], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run_ranks(compressed, 2, method, wrong, timeout_s=60 * patience())
