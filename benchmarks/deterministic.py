@@ -4,8 +4,9 @@
 
 Ranks are processes of this host. On gloo and oneCCL (with CCL_SHARED_MEMORY=0; left out where it is not installed) a
 world of each number of ranks is set up with the mode off, on and compensated, as three groups of the same ranks. In
-each round the groups take turns with each size; each turn is some calls after some untimed ones. The slowest rank
-counts, and the median of the rounds is shown, with the ratio to the mode off and its 95 % interval.
+each round the groups take turns with each size; each turn is some calls after some untimed ones, on tensors that are
+written anew, whose elements are compared with the exact ones after it. The slowest rank counts, and the median of the
+rounds is shown, with the ratio to the mode off and its 95 % interval.
 
 ``--write`` puts the table into docs/deterministic-reductions.md.
 """
@@ -13,6 +14,7 @@ counts, and the median of the rounds is shown, with the ratio to the mode off an
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -51,19 +53,36 @@ def rank_main(backend: str, dtype: str, sizes: list[int], rounds: int) -> dict[i
         dist.set_deterministic_reductions(group=group, **MODES[name])
     element = getattr(torch, dtype)
     found: dict[int, dict[str, list[float]]] = {size: {name: [] for name in MODES} for size in sizes}
-    tensors = {size: torch.zeros(size // element.itemsize, dtype=element) for size in sizes}
+    tensors = {size: torch.empty(size // element.itemsize, dtype=element) for size in sizes}
+    rank, total = dist.get_rank(), sum(one + 1 for one in ranks)
+    # Every call multiplies a sum in place by the number of ranks: begun so small that many are in range.
+    least, most = torch.finfo(element).tiny, torch.finfo(element).max
+    in_range = int(math.log2(most / least / total) / math.log2(max(2, len(ranks))))
     for turn in range(rounds + 1):  # the first one is not counted
         for size, tensor in tensors.items():
-            calls = max(1, min(50, TURN_BYTES // size))
+            calls = max(1, min(50, TURN_BYTES // size, in_range - in_range // 5))
             for name, group in groups.items():
-                for _ in range(max(1, calls // 10)):
+                untimed = max(1, calls // 10)
+                tensor.fill_((rank + 1) * least)
+                for _ in range(untimed):
                     dist.all_reduce(tensor, group=group)
                 dist.barrier()
                 begin = time.perf_counter()
                 for _ in range(calls):
                     dist.all_reduce(tensor, group=group)
+                seconds = time.perf_counter() - begin
+                expected = total * least * float(len(ranks)) ** (untimed + calls - 1)
+                # Exact where the number of ranks is a power of two; elsewhere each call may round once for each rank.
+                within = (
+                    0.0 if len(ranks).bit_count() == 1 else (untimed + calls) * len(ranks) * torch.finfo(element).eps
+                )
+                if wrong := int(((tensor.double() - expected).abs() > within * expected).sum()):
+                    raise SystemExit(
+                        f"{dtype}, {named(size)}, mode {name}, rank {rank}: got {wrong} wrong elements, "
+                        f"expected {expected:g} in all"
+                    )
                 if turn:
-                    found[size][name].append((time.perf_counter() - begin) / calls)
+                    found[size][name].append(seconds / calls)
     dist.destroy_process_group()
     return found
 

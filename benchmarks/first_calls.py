@@ -3,9 +3,10 @@
     python benchmarks/first_calls.py [--mib N] [--calls N] [--rounds N]
 
 Two ranks on one host, float32. Each operation has a group of its own, which knows nothing of the others; all ranks
-write their tensors anew and meet before each call, and the slower rank counts. Results are compared with the exact
-ones. For the first call, calls 2 to 4, and those after them, the table gives the median over the rounds, and the ratio
-of gloo to this with its 95 % interval; of several calls in a round, their median counts.
+write their tensors anew and meet before each call, and the slower rank counts. Outputs are overwritten before each
+call, and all of their elements compared with the exact ones after it. For the first call, calls 2 to 4, and those after
+them, the table gives the median over the rounds, and the ratio of gloo to this with its 95 % interval; of several calls
+in a round, their median counts.
 
 Groups in shared memory choose between their transfers from what they measure in these very calls, so the first ones
 show what that costs.
@@ -23,6 +24,8 @@ from measuring import MIB, interval, machine
 LIBRARIES = {"gloo": "gloo", "shared memory": "ccl"}
 OPERATIONS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 RANKS = 2
+#: No element of a result.
+WRONG = -1.0
 
 
 def rank_main(backend: str, size_bytes: int, calls: int) -> dict[str, list[float]]:
@@ -39,28 +42,43 @@ def rank_main(backend: str, size_bytes: int, calls: int) -> dict[str, list[float
     found: dict[str, list[float]] = {}
     for name in OPERATIONS:
         group = dist.new_group(range(RANKS))
-        # The call, what it reads, what it writes, and the value of the first and last element of that.
-        call, source, result, first, last = {
-            "all_reduce": (lambda g: dist.all_reduce(whole, group=g), whole, whole, 3, 3),
-            "broadcast": (lambda g: dist.broadcast(whole, 0, group=g), whole, whole, 1, 1),
-            "all_gather_into_tensor": (lambda g: dist.all_gather_into_tensor(whole, part, group=g), part, whole, 1, 2),
+        # The call, what it reads, what it writes, and the values of the two halves of that.
+        call, source, result, halves = {
+            "all_reduce": (lambda g: dist.all_reduce(whole, group=g), whole, whole, (3, 3)),
+            "broadcast": (lambda g: dist.broadcast(whole, 0, group=g), whole, whole, (1, 1)),
+            "all_gather_into_tensor": (
+                lambda g: dist.all_gather_into_tensor(whole, part, group=g),
+                part,
+                whole,
+                (1, 2),
+            ),
             "reduce_scatter_tensor": (
                 lambda g: dist.reduce_scatter_tensor(part_out, whole, group=g),
                 whole,
                 part_out,
-                3,
-                3,
+                (3, 3),
             ),
-            "all_to_all_single": (lambda g: dist.all_to_all_single(other, whole, group=g), whole, other, 1, 2),
+            "all_to_all_single": (
+                lambda g: dist.all_to_all_single(other, whole, group=g),
+                whole,
+                other,
+                (1, 2),
+            ),
         }[name]
         of_call: list[float] = []
-        for _ in range(calls):
+        for number in range(calls):
+            result.fill_(WRONG)
             source.fill_(rank + 1)
             dist.barrier()
             begin = time.perf_counter()
             call(group)
             of_call.append(time.perf_counter() - begin)
-            assert (result[0], result[-1]) == (first, last), f"{name}: {result[0]} to {result[-1]}"
+            for got, expected in zip(result.chunk(2), halves, strict=True):
+                if wrong := int((got != expected).sum()):
+                    raise SystemExit(
+                        f"{name}, call {number + 1}, rank {rank}: got {wrong} wrong elements of {got.numel()}, "
+                        f"expected {expected} in all"
+                    )
         found[name] = of_call
         dist.destroy_process_group(group)
     dist.destroy_process_group()

@@ -15,7 +15,10 @@ from comm_utils.testing import patience, run_ranks
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import coalescing  # noqa: E402
 import compression  # noqa: E402
+import deterministic  # noqa: E402
+import first_calls  # noqa: E402
 from training import cli as training  # noqa: E402
 
 # A rank of bench-training with a fault in the data-parallel hooks.
@@ -102,3 +105,48 @@ def test_sums_beyond_the_bound_of_the_codec_end_the_run(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         run_ranks(compressed, 2, method, wrong, timeout_s=60 * patience())
+
+
+def without(name: str, right_calls: int, program: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """Run a benchmark whose function ``name`` does nothing after some calls."""
+    right, calls = getattr(dist, name), 0
+
+    def function(*given: Any, **named: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= right_calls:
+            right(*given, **named)
+
+    setattr(dist, name, function)
+    program(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "program", "arguments"),
+    [
+        (2, first_calls.rank_main, ("gloo", 4096, 5)),
+        (3, coalescing.rank_main, ("gloo", 8, 1)),
+        (2, deterministic.rank_main, ("gloo", "float16", [4096], 1)),
+        (3, deterministic.rank_main, ("gloo", "float32", [4096], 1)),
+    ],
+    ids=["first calls", "coalescing", "two ranks", "three ranks"],
+)
+def test_right_results_pass(ranks: int, program: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    run_ranks(program, ranks, *arguments, timeout_s=60 * patience())
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "arguments", "message"),
+    [
+        ("all_gather_into_tensor", first_calls.rank_main, ("gloo", 4096, 5), "all_gather_into_tensor, call 2, rank"),
+        ("reduce_scatter_tensor", first_calls.rank_main, ("gloo", 4096, 5), "reduce_scatter_tensor, call 2, rank"),
+        ("all_to_all_single", first_calls.rank_main, ("gloo", 4096, 5), "all_to_all_single, call 2, rank"),
+        ("all_reduce_coalesced", coalescing.rank_main, ("gloo", 8, 1), "in a list, rank 0: got .* wrong elements"),
+        ("all_reduce", deterministic.rank_main, ("gloo", "float32", [4096], 1), "mode off, rank 0: got .* wrong"),
+    ],
+)
+def test_calls_that_do_nothing_end_the_run(
+    name: str, program: Callable[..., object], arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run_ranks(without, 2, name, 1, program, arguments, timeout_s=60 * patience())
