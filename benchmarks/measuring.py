@@ -13,6 +13,7 @@ from typing import Any
 
 __all__ = [
     "KIB",
+    "LEAST_ROUNDS",
     "MIB",
     "PERIOD",
     "Meeting",
@@ -29,6 +30,8 @@ __all__ = [
 KIB, MIB = 2**10, 2**20
 # Elements after which the data repeats: a prime, so that no two parts of a power of two are alike.
 PERIOD = 1048573
+# Of an interval.
+LEAST_ROUNDS = 4
 # Of the bootstrap.
 _DRAWS = 400
 
@@ -66,9 +69,10 @@ def fill(parts: Sequence[Any], values: Any) -> None:
 def interval(of_rounds: Callable[[Sequence[int]], float], rounds: int) -> tuple[float, float]:
     """The 95 % interval of a statistic of some rounds, by bootstrap over rounds.
 
-    ``of_rounds``: the statistic of the rounds of these numbers. Of fewer than four rounds, it is its own interval.
+    ``of_rounds``: the statistic of the rounds of these numbers. Of fewer rounds than ``LEAST_ROUNDS``, it is its own
+    interval.
     """
-    if rounds < 4:
+    if rounds < LEAST_ROUNDS:
         whole = of_rounds(range(rounds))
         return whole, whole
     random = Random(0)

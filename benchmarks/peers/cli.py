@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import MIB, cores, free_memory_bytes, machine, named
+from measuring import LEAST_ROUNDS, MIB, cores, free_memory_bytes, machine, named
 
 from peers import report
 from peers.catalogue import PEERS
@@ -165,8 +165,8 @@ def generated(options: argparse.Namespace, results: Results, verdicts: Any, note
     found = machine()
     parts = [
         f"Measured on {CORES} of {found['cores']} cores, Linux {found['kernel']}, Python {platform.python_version()}, "
-        f"torch {version('torch')}, {options.rounds} rounds.\nMedians (minima), µs; ratios of medians, in brackets the "
-        "lower end of their 95 % interval.",
+        f"torch {version('torch')}, {options.rounds} rounds.\nMedians of rounds' medians (minima), µs; "
+        f"{intervals(options.rounds)}.",
         f"![Time of a call against the size of the tensor, for every peer]({plot_of(found)})",
         *(table.markdown() for table in report.tables(results)),
         report.targets_table(verdicts).markdown(),
@@ -174,6 +174,13 @@ def generated(options: argparse.Namespace, results: Results, verdicts: Any, note
     if notes:
         parts.append("Notes of this run:\n\n" + "\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts)
+
+
+def intervals(rounds: int) -> str:
+    """What is said of the ratios in the tables."""
+    if rounds < LEAST_ROUNDS:
+        return f"ratios of medians, without their 95 % interval, which takes {LEAST_ROUNDS} rounds"
+    return "ratios of medians, in brackets the lower end of their 95 % interval"
 
 
 def plot_of(found: dict[str, Any]) -> str:
@@ -207,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in report.tables(results):
         print(table.text())
     verdicts = [target.judge(results) for target in TARGETS]
-    print("targets: what our median may be over what it is, the lower end of the 95 % interval; 1 and more is met")
+    print("targets: what our median may be over what it is; 1 and more is met")
+    print(intervals(options.rounds))
     for verdict in verdicts:
         print(f"  {describe(verdict)}")
     print(f"every result is right; measured in {wall_s:.0f} s")

@@ -76,7 +76,8 @@ def collective(results: Results, title: str, tasks: Sequence[Task], label: str) 
         ratio = "-"
         if ours_us and fastest:
             lower = results.lower_ratio(task, "ours", fastest[1])
-            ratio = f"{fastest[0] / ours_us:.2f} ({lower:.2f}) {fastest[1]}"
+            bracket = "" if lower is None else f" ({lower:.2f})"
+            ratio = f"{fastest[0] / ours_us:.2f}{bracket} {fastest[1]}"
         first = task.operation if label == "operation" else task.dtype if label == "type" else ""
         first = " ".join(filter(None, (first, named(task.size_bytes))))
         lines.append([first, *(cell(results, task, name) for name in names), ratio])

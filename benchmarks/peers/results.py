@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from measuring import KIB, MIB, interval, named
+from measuring import KIB, LEAST_ROUNDS, MIB, interval, named
 
 from peers.tasks import MEMORIES, OTHER_SIZES_BYTES, OTHERS, SHORT_TYPES, SIZES_BYTES, Task
 
@@ -44,7 +44,8 @@ class Results:
         self.rounds_us.setdefault(task.by(""), {}).setdefault(name, []).append(statistics.median(times_us))
 
     def median_us(self, task: Task, name: str) -> float | None:
-        found = self.times_us.get(task, {}).get(name)
+        """The median of the rounds' medians, of which the ratios and their intervals are made as well."""
+        found = self.rounds_us.get(task, {}).get(name)
         return statistics.median(found) if found else None
 
     def min_us(self, task: Task, name: str) -> float | None:
@@ -53,19 +54,24 @@ class Results:
     def lower_ratio(self, task: Task, name: str, peer: str, factor: float = 1.0, more_us: float = 0.0) -> float | None:
         """``factor`` times the peer's time and ``more_us``, over that of ``name``: the lower end of the 95 % interval.
 
-        Of the medians of rounds, by bootstrap over rounds; the ratio itself where there are fewer than four.
+        Of the medians of rounds, by bootstrap over rounds; None where there are too few for it.
         """
-        rows = self.rounds_us.get(task, {})
-        own, its = rows.get(name, []), rows.get(peer, [])
-        count = min(len(own), len(its))
-        if not count:
+        count = self.rounds_of(task, name, peer)
+        if count < LEAST_ROUNDS:
             return None
+        return interval(lambda rounds: self.ratio(task, name, peer, rounds, factor, more_us), count)[0]
 
-        def ratio(rounds: Sequence[int]) -> float:
-            peer_us = statistics.median(its[one] for one in rounds)
-            return (factor * peer_us + more_us) / statistics.median(own[one] for one in rounds)
+    def rounds_of(self, task: Task, *names: str) -> int:
+        """How many rounds all of these rows have."""
+        rows = self.rounds_us.get(task, {})
+        return min(len(rows.get(name, ())) for name in names)
 
-        return interval(ratio, count)[0]
+    def ratio(
+        self, task: Task, name: str, peer: str, rounds: Sequence[int], factor: float = 1.0, more_us: float = 0.0
+    ) -> float:
+        """``factor`` times the peer's time and ``more_us``, over that of ``name``, in these rounds."""
+        own_us, peer_us = (statistics.median(self.rounds_us[task][row][one] for one in rounds) for row in (name, peer))
+        return (factor * peer_us + more_us) / own_us
 
     def rows(self, tasks: Sequence[Task]) -> list[str]:
         """The rows of some tasks, in one order everywhere; those of one peer side by side."""
@@ -81,7 +87,7 @@ class Results:
             {
                 **{name: value for name, value in vars(task).items() if name != "way"},
                 "row": name,
-                "median_us": statistics.median(times_us),
+                "median_us": self.median_us(task, name),
                 "min_us": min(times_us),
                 "times_us": times_us,
             }
@@ -101,7 +107,7 @@ class Verdict:
     beside: str = ""
     #: Sizes that were measured, of all that the target is for.
     measured: int = 0
-    #: ``bound_us`` over ``got_us``: the lower end of its 95 % interval.
+    #: ``bound_us`` over ``got_us``: the lower end of its 95 % interval, or itself where there are too few rounds.
     lower: float | None = None
 
     @property
@@ -118,7 +124,7 @@ class Verdict:
 class Target:
     """The median of ``row`` is at most ``factor`` times that of the fastest of ``peers``, and ``more_us``.
 
-    With all but 2.5 % of certainty: the lower end of the 95 % interval of the ratio counts.
+    With all but 2.5 % of certainty: the lower end of the 95 % interval of the ratio counts, with four rounds and more.
     """
 
     text: str
@@ -150,15 +156,22 @@ class MeanTarget(Target):
     """The geometric mean over ``tasks`` of the ratio of the fastest peer's time to that of ``row`` is 1 and more."""
 
     def judge(self, results: Results) -> Verdict:
-        ratios = []
+        found = {}
         for task in self.tasks:
             got_us, fastest = results.median_us(task, self.row), results.fastest(task, self.peers)
             if got_us is not None and fastest is not None:
-                ratios.append(fastest[0] / got_us)
-        if not ratios:
+                found[task] = fastest[1]
+        if not found:
             return Verdict(self)
-        mean = statistics.geometric_mean(ratios)
-        return Verdict(self, self.tasks[0], 1 / mean, 1.0, "the mean", len(ratios), mean)
+
+        def mean(rounds: Sequence[int]) -> float:
+            return statistics.geometric_mean(
+                results.ratio(task, self.row, peer, rounds) for task, peer in found.items()
+            )
+
+        count = min(results.rounds_of(task, self.row, peer) for task, peer in found.items())
+        ratio, (lower, _) = mean(range(count)), interval(mean, count)
+        return Verdict(self, self.tasks[0], 1 / ratio, 1.0, "the mean", len(found), lower)
 
 
 def of_all(operation: str, sizes_bytes: Iterable[int], dtype: str = "float32", ranks: int = 2) -> tuple[Task, ...]:

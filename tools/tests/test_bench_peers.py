@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from peers import report, results, tasks  # noqa: E402
+from peers import cli, report, results, tasks  # noqa: E402
 from peers.placement import Placements, round_trip  # noqa: E402
 from peers.results import Results, Target  # noqa: E402
 from peers.tasks import Task  # noqa: E402
@@ -94,6 +94,37 @@ def test_a_mean_weighs_all_sizes_alike(measured: Results) -> None:
     assert verdict.measured == 2
 
 
+def test_the_time_of_a_cell_is_the_median_of_the_rounds_like_its_ratio_and_interval() -> None:
+    found = Results()
+    for own, its in (([1.0, 1.0, 1.0], [3.0]), ([2.0, 3.0, 3.0], [4.5]), ([2.0, 3.0, 3.0], [3.3]), ([3.5], [3.0])):
+        found.add(SMALL, "ours", own)
+        found.add(SMALL, "MPICH", its)
+    assert found.median_us(SMALL, "ours") == 3.0
+    assert {one["row"]: one["median_us"] for one in found.to_json()} == pytest.approx({"ours": 3.0, "MPICH": 3.15})
+    (table,) = report.tables(found)
+    assert table.lines[0][-1].startswith("1.05 (")
+    lower = found.lower_ratio(SMALL, "ours", "MPICH")
+    assert lower is not None
+    assert lower <= 1.05
+
+
+def test_there_is_no_interval_of_three_rounds() -> None:
+    found = noisy([1.0, 1.1, 1.2], [2.0, 2.0, 2.0])
+    assert found.lower_ratio(SMALL, "ours", "MPICH") is None
+    assert Target("", "ours", results.PEERS, 1, (SMALL,)).judge(found).lower == pytest.approx(2 / 1.1)
+    assert report.tables(found)[0].lines[0][-1] == "1.82 MPICH"
+    assert "without their 95 % interval" in cli.intervals(3)
+    assert "in brackets" in cli.intervals(4)
+
+
+def test_the_lower_end_of_a_mean_counts() -> None:
+    unsteady = noisy([0.7, 0.9, 1.0, 1.0, 1.1, 1.5, 1.6], [1.1] * 7)
+    verdict = results.MeanTarget("", "ours", results.PEERS, 1, (SMALL,)).judge(unsteady)
+    assert verdict.got_us == pytest.approx(1.0 / 1.1)
+    assert verdict.lower == unsteady.lower_ratio(SMALL, "ours", "MPICH")
+    assert verdict.met is False
+
+
 def test_hot_and_fresh_are_tasks_of_their_own() -> None:
     assert {task.memory for task in tasks.work(2, None)} == set(tasks.MEMORIES)
     assert {task.memory for task in tasks.work(4, None, ("fresh",))} == {"fresh"}
@@ -108,8 +139,8 @@ def test_hot_and_fresh_are_tasks_of_their_own() -> None:
 def test_rows_of_one_peer_are_side_by_side_and_a_gap_is_a_dash(measured: Results) -> None:
     (table,) = report.tables(measured)
     assert table.head == ["size", "ours", "MPICH", "Intel MPI", "Intel MPI, persistent", "gloo", "fastest peer / ours"]
-    assert table.lines[0] == ["64 B", "1.00 (0.50)", "2.00 (2.00)", "-", "-", "100.0 (100.0)", "2.00 (2.00) MPICH"]
-    assert table.lines[1][-1] == "1.11 (1.11) Intel MPI"
+    assert table.lines[0] == ["64 B", "1.00 (0.50)", "2.00 (2.00)", "-", "-", "100.0 (100.0)", "2.00 MPICH"]
+    assert table.lines[1][-1] == "1.11 Intel MPI"
 
 
 def test_only_the_marked_part_of_the_page_is_rewritten(tmp_path: Path) -> None:
