@@ -73,8 +73,10 @@ class Block:
             return cls(task, 20 if first and not quick else 3, 5, 1)
         if size > TIGHT_BYTES:
             warm_up = (5 if quick else 20) if first else 0
-            number = min(4, max(1, 128 * MIB // size))
-            return cls(task, warm_up, number, 1) if task.memory == "fresh" else cls(task, warm_up, 1, number)
+            if task.memory == "fresh":
+                return cls(task, warm_up, min(4, max(1, 128 * MIB // size)), 1)
+            # At least two: the first call on new data is the fresh one.
+            return cls(task, warm_up, 1, min(4, max(2, 128 * MIB // size)))
         if task.memory == "fresh":
             return cls(task, 20, 20, 1)
         if slow:

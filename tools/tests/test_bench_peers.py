@@ -128,7 +128,7 @@ def test_the_lower_end_of_a_mean_counts() -> None:
 def test_hot_and_fresh_are_tasks_of_their_own() -> None:
     assert {task.memory for task in tasks.work(2, None)} == set(tasks.MEMORIES)
     assert {task.memory for task in tasks.work(4, None, ("fresh",))} == {"fresh"}
-    for size in (64, 64 << 20):
+    for size in tasks.SIZES_BYTES:
         fresh = tasks.Block.of(Task(2, "all_reduce", size, memory="fresh"), first=True, quick=False, slow=False)
         assert fresh.calls == 1, "its owner rewrites the input before each call"
         hot = tasks.Block.of(Task(2, "all_reduce", size), first=True, quick=False, slow=False)
