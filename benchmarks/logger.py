@@ -20,10 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 
-from measuring import free_port
+from measuring import free_port, running
 
 CALLS = """
 import sys, time, torch
@@ -162,20 +162,20 @@ def took_us(process: subprocess.Popen[str], state: str, kind: str, calls: int) -
 
 def measure_calls(options: argparse.Namespace, folder: str) -> None:
     times: dict[tuple[str, str, str], list[float]] = {}
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(started(program)) for name, program in programs(CALLS, folder).items()}
-        states = {name: ("off", "on", "trace") if name.startswith("ours") else ("off", "on") for name in running}
+    starts = {name: partial(started, program) for name, program in programs(CALLS, folder).items()}
+    states = {name: ("off", "on", "trace") if name.startswith("ours") else ("off", "on") for name in starts}
+    with running(starts) as processes:
         for _ in range(options.rounds):
             for kind in KINDS:
-                for name, process in running.items():
+                for name, process in processes.items():
                     for state in () if (name, kind) in NOT_LOGGED else states[name]:
                         found = took_us(process, state, kind, options.calls)
                         times.setdefault((name, kind, state), []).append(found)
-        for process in running.values():
+        for process in processes.values():
             process.stdin.close()  # type: ignore[union-attr]
     print(f"µs a call{'':32} {'off':>8} {'on':>8} {'more':>8} {'trace':>8}   (more at first, in the end)")
     for kind in KINDS:
-        for name in running:
+        for name in starts:
             if (name, kind) in NOT_LOGGED:
                 continue
             off = times[name, kind, "off"]
@@ -194,9 +194,8 @@ def measure_steps(options: argparse.Namespace, folder: str) -> None:
     for mib, block, steps in ((25, 1, options.steps // 3), (1, 4, options.steps)):
         for name, program in programs(STEPS, folder, mib=mib, block=block, steps=max(steps, 3)).items():
             port = free_port()
-            with ExitStack() as stack:
-                ranks = [stack.enter_context(started(program, rank, 2, port)) for rank in range(2)]
-                off_ns, *differences = answer(ranks[0])
+            with running({f"rank {rank}": partial(started, program, rank, 2, port) for rank in range(2)}) as ranks:
+                off_ns, *differences = answer(ranks["rank 0"])
             more_ns, (low_ns, high_ns) = statistics.median(differences), interval(differences)
             title = f"four times {mib} MiB, {name}"
             shares = f"{more_ns / off_ns:8.2%}   ({low_ns / off_ns:.2%} to {high_ns / off_ns:.2%})"

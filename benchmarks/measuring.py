@@ -5,10 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import select
+import signal
 import socket
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 __all__ = [
@@ -25,6 +31,7 @@ __all__ = [
     "interval",
     "machine",
     "named",
+    "running",
 ]
 
 KIB, MIB = 2**10, 2**20
@@ -96,6 +103,64 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+@contextmanager
+def running(starts: Mapping[str, Callable[[], subprocess.Popen[str]]]) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Start a process for each name, and wait for their end after the block; none is left, also after SIGTERM.
+
+    Raises:
+        SystemExit: a process failed. The others are killed at once, as they may wait for it.
+    """
+    found: dict[str, subprocess.Popen[str]] = {}
+    failed: list[str] = []
+    ended, end = os.pipe()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+    def watch() -> None:
+        by_fd = {os.pidfd_open(process.pid): name for name, process in found.items()}
+        waiting = select.poll()
+        for fd in (ended, *by_fd):
+            waiting.register(fd, select.POLLIN)
+        over = False
+        while not over:
+            for fd, _ in waiting.poll():
+                over |= fd == ended
+                if fd in by_fd:
+                    waiting.unregister(fd)
+                    name = by_fd[fd]
+                    if (status := found[name].wait()) and not failed:
+                        failed.append(f"{name} ended with exit status {status}, expected 0")
+                        kill_all()
+        for fd in by_fd:
+            os.close(fd)
+
+    def kill_all() -> None:
+        for process in found.values():
+            process.kill()
+
+    watcher = Thread(target=watch, daemon=True)
+    try:
+        for name, start in starts.items():
+            found[name] = start()
+        watcher.start()
+        yield found
+        for process in found.values():
+            process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what it asks for is being done
+        os.close(end)  # which the thread sees, after the processes that have ended by now
+        if watcher.ident is not None:
+            watcher.join()
+        os.close(ended)
+        kill_all()
+        for process in found.values():
+            process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                pipe.close()
+        signal.signal(signal.SIGTERM, before)
+        if failed:
+            raise SystemExit(failed[0])
 
 
 def free_memory_bytes() -> int:

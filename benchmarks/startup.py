@@ -9,13 +9,15 @@ last. Every sum is checked. Prints a table, or JSON with ``--json``.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import time
+
+from measuring import free_port, running
 
 TORCH = """
 import time, torch, torch.distributed as dist
@@ -40,33 +42,33 @@ PROGRAMS = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def once(program: str, ranks: int) -> float:
-    """Seconds until the last of ``ranks`` processes had its first result."""
+    """Seconds until the last of ``ranks`` processes had its first result.
+
+    Raises:
+        SystemExit: a rank failed, or its result is wrong.
+    """
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     environ["OMP_NUM_THREADS"] = "1"
     start = time.time()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], env={**environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+    command = [sys.executable, "-c", program]
+    starts = {
+        f"rank {rank}": functools.partial(
+            subprocess.Popen, command, env={**environ, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True
         )
         for rank in range(ranks)
-    ]
+    }
     ends = []
-    for process in processes:
-        out, _ = process.communicate(timeout=300)
-        if process.returncode != 0:
-            raise SystemExit(f"a rank ended with exit status {process.returncode}")
-        end, total = map(float, out.split())
-        if total != ranks:
-            raise SystemExit(f"wrong result: got {total}, expected {ranks}")
-        ends.append(end)
+    with running(starts) as processes:
+        for name, process in processes.items():
+            out, _ = process.communicate(timeout=300)
+            if not out:
+                break  # as a rank failed
+            end, total = map(float, out.split())
+            if total != ranks:
+                raise SystemExit(f"{name}: wrong result: got {total}, expected {ranks}")
+            ends.append(end)
     return max(ends) - start
 
 

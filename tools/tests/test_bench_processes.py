@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import logger  # noqa: E402
 import measuring  # noqa: E402
+import startup  # noqa: E402
 from peers.catalogue import Peer  # noqa: E402
 from peers.processes import started  # noqa: E402
 
@@ -70,3 +75,55 @@ def test_the_interval_is_that_of_the_statistic() -> None:
     lower, upper = measuring.interval(lambda some: sum(values[one] for one in some) / len(some), len(values))
     assert 1.0 < lower < 12.0 < upper < 50.0
     assert measuring.interval(lambda some: float(len(some)), 3) == (3.0, 3.0)
+
+
+# Rank 1 fails, for which rank 0 waits.
+RANK_1_FAILS = """
+import os, sys, time
+if os.environ["RANK"] == "1": sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_the_start_of_ranks_ends_with_the_one_that_failed() -> None:
+    with pytest.raises(SystemExit, match="rank 1 ended with exit status 3, expected 0"):
+        startup.once(RANK_1_FAILS, 2)
+
+
+def test_steps_with_the_logger_end_with_the_rank_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logger, "programs", lambda *_, **__: {"it": RANK_1_FAILS})
+    with pytest.raises(SystemExit, match="rank 1 ended with exit status 3, expected 0"):
+        logger.measure_steps(Namespace(steps=3), "")
+
+
+# As a benchmark that is stopped while its ranks compute.
+STOPPED = f"""
+import functools, subprocess, sys
+sys.path.insert(0, {str(ROOT / "benchmarks")!r})
+from measuring import running
+sleep = functools.partial(subprocess.Popen, [sys.executable, "-c", "import time; time.sleep(600)"], text=True)
+with running({{"rank 0": sleep, "rank 1": sleep}}) as ranks:
+    print(*(one.pid for one in ranks.values()), flush=True)
+    ranks["rank 0"].wait()
+"""
+
+
+def test_ranks_end_with_the_benchmark_that_is_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started_pids = process.stdout.readline().split()
+        assert len(started_pids) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    assert not any(Path("/proc", pid).exists() for pid in started_pids)
+
+
+def test_processes_that_end_by_themselves_are_waited_for() -> None:
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", "print(7)"], stdout=subprocess.PIPE, text=True)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with measuring.running({"one": start, "other": start}) as processes:
+        assert [one.communicate()[0] for one in processes.values()] == ["7\n", "7\n"]
+    assert [one.returncode for one in processes.values()] == [0, 0]
+    assert signal.getsignal(signal.SIGTERM) is before
