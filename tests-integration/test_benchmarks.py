@@ -19,6 +19,7 @@ import coalescing  # noqa: E402
 import compression  # noqa: E402
 import deterministic  # noqa: E402
 import first_calls  # noqa: E402
+from peers import data, tasks  # noqa: E402
 from training import cli as training  # noqa: E402
 
 # A rank of bench-training with a fault in the data-parallel hooks.
@@ -150,3 +151,13 @@ def test_calls_that_do_nothing_end_the_run(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         run_ranks(without, 2, name, 1, program, arguments, timeout_s=60 * patience())
+
+
+@pytest.mark.parametrize("dtype", ["float32", *tasks.SHORT_TYPES])
+def test_sums_that_grow_from_call_to_call_stay_in_range(dtype: str) -> None:
+    found = data.Data(0, 2)
+    for task in (one for one in tasks.work(2, None) if one.operation == "all_reduce" and one.dtype == dtype):
+        block = tasks.Block.of(task, first=True, quick=False, slow=False)
+        for number in (0, 1):
+            scale = found.scale(task, number) * 2.0 ** (block.calls - 1)
+            assert found.values(dtype, None, scale).isfinite().all(), task

@@ -16,8 +16,7 @@ __all__ = ["Data", "Prepared", "Unsupported"]
 
 # Multiples of these have sums of four that are exact in the type.
 STEPS = {"float32": 2**20, "bfloat16": 2**5, "float16": 2**5}
-# What keeps the values in range while a sum in place grows from call to call; float16, which has no such room, ends
-# with infinities, and those are as certain.
+# What keeps the values in range while a sum in place grows from call to call; float16 has room for some twenty.
 SCALES = {"float32": 2.0**-100, "bfloat16": 2.0**-100, "float16": 2.0**-8}
 
 

@@ -35,6 +35,7 @@ TRAINING = ("ddp_step", "ddp_step_alone", "tensor_parallel_forward", "tensor_par
 TIGHT_BYTES = MIB
 # In place, a sum over ranks grows by their number at each call: so many can be made before float32 is out of range.
 MOST_CALLS = {2: 200, 4: 50}
+MOST_CALLS_FLOAT16 = 20
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Block:
         if slow:
             # In a loop that lasts, whatever else the machine does would count every time.
             return cls(task, 20, 20, 10)
-        calls = min(MOST_CALLS[task.ranks], 20 + 12 * MIB // size)
+        most = MOST_CALLS_FLOAT16 if task.dtype == "float16" else MOST_CALLS[task.ranks]
+        calls = min(most, 20 + 12 * MIB // size)
         return cls(task, 20, 5 if size <= 16 * KIB else 2, calls)
 
     def to_json(self) -> dict[str, Any]:

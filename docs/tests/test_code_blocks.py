@@ -191,6 +191,29 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
+#: Folders of the repository, by which a path in backticks is recognised.
+FOLDERS = "benchmarks|docs|packages|tests-integration|tools"
+#: Stand for any file of their kind.
+PATTERNS = {"docs/decisions/NNN-title.md"}
+
+
+def missing_paths(page: Path) -> list[str]:
+    """Return the paths in backticks, from the root of the repository, that lead to nothing; ``*`` is any name."""
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", without_code(page)))
+    return sorted(path for path in named - PATTERNS if not any(ROOT.glob(path.rstrip("/"))))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_in_backticks_exist(page: Path) -> None:
+    assert missing_paths(page) == []
+
+
+def test_missing_paths_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`docs/gone.md`, `packages/*/src`, `docs/tests/`, `tools/*.gone`\n```\n`docs/block`\n```\n")
+    assert missing_paths(page) == ["docs/gone.md", "tools/*.gone"]
+
+
 def test_each_decision_has_its_own_number() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     numbers = [int(path.name.split("-")[0]) for path in decisions]
