@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import put_between
 from plots import plot_losses
 from sklearn.datasets import load_digits
 
@@ -219,9 +220,7 @@ def main() -> None:
     if given.plot and dist.get_rank() == 0:
         plot_losses(PICTURE, rows, f"Loss of the transformer after {given.steps} steps, mean of {given.seeds} seeds")
     if given.write and dist.get_rank() == 0:
-        before, rest = PAGE.read_text().split(BEGIN)
-        after = rest.split(END, 1)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+        put_between(PAGE, BEGIN, END, lambda _: "\n".join(lines) + "\n")
     dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named
+from measuring import KIB, MIB, interval, machine, named, put_between
 from plots import plot_times
 from shaped_hosts import MORE_RATES, RATES, acknowledged_bytes, gbit_per_s, run_ranks, spelled
 
@@ -203,13 +203,6 @@ def times_table(size_bytes: int, times: dict[str, dict[float, float]]) -> str:
     return "\n".join((f"| {named(size_bytes)}, ms | {titles} |", "|---|" + "---:|" * len(speeds), *rows))
 
 
-def put(text: str, begin: str, end: str) -> None:
-    """Write ``text`` between two marks of the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
-    after = rest.split(end, 1)[1]
-    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
-
-
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", nargs="+", choices=RATES + MORE_RATES, default=list(RATES), help="of the link")
@@ -245,14 +238,14 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
             parts.append(chosen_table(rate, given.rounds))
             write(parts[-1] + "\n")
     if given.write:
-        put("\n\n".join(parts), BEGIN, END)
+        put_between(PAGE, BEGIN, END, lambda _: "\n\n".join(parts) + "\n")
     if given.plot:
         for rate in (*RATES, *MORE_RATES):
             if 1 not in given.ranks_per_host or rate not in given.rates:
                 codecs = CODECS if given.codecs is None else given.codecs
                 note(rate, measured(rate, 1, given.size, PLOT_ROUNDS, codecs))
         write(times_table(given.size, times))
-        put(times_table(given.size, times), TIMES_BEGIN, TIMES_END)
+        put_between(PAGE, TIMES_BEGIN, TIMES_END, lambda _: times_table(given.size, times) + "\n")
         plot_times(PICTURE, times, f"all_reduce of {named(given.size)} of float32 between two hosts")
     return None
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named
+from measuring import KIB, MIB, interval, machine, named, put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "deterministic-reductions.md"
@@ -145,9 +145,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     text = "\n".join(lines)
     write(text)
     if given.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        put_between(PAGE, BEGIN, END, lambda _: text + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named
+from measuring import KIB, MIB, interval, machine, named, put_between
 from shaped_hosts import RATES, acknowledged_bytes, run_ranks, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,10 +142,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         parts.append(table(given.rate, numbered, found, given.rounds))
         write(parts[-1] + "\n")
     if given.write:
-        text = PAGE.read_text()
-        before, rest = text.split(BEGIN)
-        after = rest.split(END, 1)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}")
+        put_between(PAGE, BEGIN, END, lambda _: "\n\n".join(parts) + "\n")
     return None
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "interval",
     "machine",
     "named",
+    "put_between",
     "running",
 ]
 
@@ -103,6 +104,22 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def put_between(page: Path, begin: str, end: str, make: Callable[[str], str]) -> None:
+    """Replace the lines between two marks of a page by ``make`` of them; it is never seen half written.
+
+    Raises:
+        SystemExit: the page does not have both marks.
+    """
+    from comm_utils.atomic_write import replacing
+
+    before, begun, rest = page.read_text(encoding="utf-8").partition(f"{begin}\n")
+    old, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise SystemExit(f"got no lines {begin!r} and {end!r} in {page}, expected both; put them back")
+    with replacing(page) as file:
+        file.write(f"{before}{begun}{make(old)}{end}{after}")
 
 
 @contextmanager

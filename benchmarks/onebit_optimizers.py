@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from measuring import put_between
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tests-integration" / "ecosystem" / "onebit_training.py"
 PAGE = ROOT / "docs" / "compression.md"
@@ -69,9 +71,7 @@ def main() -> None:
             lines.append(f"| {name} | {'-' if name == 'Adam' else transport} | {' | '.join(cells)} | {difference} |")
     print("\n".join(lines))
     if given.write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        after = rest.split(END, 1)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+        put_between(PAGE, BEGIN, END, lambda _: "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

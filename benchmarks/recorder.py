@@ -34,7 +34,7 @@ from time import perf_counter_ns
 from types import BuiltinFunctionType
 from typing import Any
 
-from measuring import cores, interval, machine
+from measuring import cores, interval, machine, put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "flight-recorder.md"
@@ -429,9 +429,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         shares = f"{with_interval(times, len(step['on']), 3)} | {100 * counted / sums['all']:.2f} %"
         say(f"| {name} | {' | '.join(medians)} | {shares} |")
     if given.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        PAGE.write_text("\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"]), encoding="utf-8")
+        put_between(PAGE, BEGIN, END, lambda _: "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -161,3 +161,18 @@ def test_sums_that_grow_from_call_to_call_stay_in_range(dtype: str) -> None:
         for number in (0, 1):
             scale = found.scale(task, number) * 2.0 ** (block.calls - 1)
             assert found.values(dtype, None, scale).isfinite().all(), task
+
+
+@pytest.mark.parametrize("program", [coalescing, deterministic], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("left", ["begin", "end"])
+def test_a_page_without_a_mark_is_not_written(
+    program: Any, left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{getattr(program, left.upper())}\nold\nafter\n")
+    before = page.read_text()
+    monkeypatch.setattr(program, "PAGE", page)
+    monkeypatch.setattr(program, "LIBRARIES", {})  # nothing is measured
+    with pytest.raises(SystemExit, match=r"got no lines .* expected both"):
+        program.main(["--write"], lambda _: None)
+    assert page.read_text() == before

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import MIB, named
+from measuring import MIB, named, put_between
 
 from peers.results import Results, Verdict
 from peers.tasks import MEMORIES, TRAINING, Task
@@ -137,17 +137,16 @@ def rewrite(page: Path, machine: str, generated: str, begin: str = BEGIN) -> Non
     Raises:
         SystemExit: the page has no such marks.
     """
-    before, found, rest = page.read_text().partition(f"{begin}\n")
-    between, end, after = rest.partition(END)
-    if not found or not end:
-        raise SystemExit(f"got no lines {begin!r} and {END!r} in {page}, expected both")
-    sections = {}
-    for section in re.split(r"^### ", between, flags=re.MULTILINE)[1:]:
-        heading, _, text = section.partition("\n")
-        sections[heading.strip()] = text.strip()
-    sections[machine] = generated.strip()
-    parts = [f"\n### {heading}\n\n{text}\n" for heading, text in sections.items()]
-    page.write_text("".join((before, found, *parts, "\n", end, after)))
+
+    def merged(between: str) -> str:
+        sections = {}
+        for section in re.split(r"^### ", between, flags=re.MULTILINE)[1:]:
+            heading, _, text = section.partition("\n")
+            sections[heading.strip()] = text.strip()
+        sections[machine] = generated.strip()
+        return "".join(f"\n### {heading}\n\n{text}\n" for heading, text in sections.items()) + "\n"
+
+    put_between(page, begin, END, merged)
 
 
 def draw(results: Results, path: Path) -> None:

@@ -4,4 +4,5 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT)]
+# The benchmarks write pages with comm_utils, which is not installed for these tests and needs nothing else.
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT), str(ROOT / "packages" / "comm-utils" / "src")]

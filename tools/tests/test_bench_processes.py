@@ -127,3 +127,24 @@ def test_processes_that_end_by_themselves_are_waited_for() -> None:
         assert [one.communicate()[0] for one in processes.values()] == ["7\n", "7\n"]
     assert [one.returncode for one in processes.values()] == [0, 0]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+BEGIN, END = "<!-- begin -->", "<!-- end -->"
+
+
+def test_what_is_between_two_marks_of_a_page_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter {END}\n")
+    measuring.put_between(page, BEGIN, END, lambda old: f"{old}new\n")
+    assert page.read_text() == f"before\n{BEGIN}\nold\nnew\n{END}\nafter {END}\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["page.md"]
+
+
+@pytest.mark.parametrize("mark", [BEGIN, END])
+def test_a_page_without_a_mark_is_left_as_it_is(mark: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{mark}\nold\nafter\n")
+    before = page.read_text()
+    with pytest.raises(SystemExit, match=r"got no lines .* expected both"):
+        measuring.put_between(page, BEGIN, END, str.upper)
+    assert page.read_text() == before
