@@ -95,6 +95,7 @@ MESSAGE_TESTS = ["tests-integration/test_expert_and_context_parallel.py", "tests
 LONG_TESTS = [
     f"tests-integration/{name}"
     for name in (
+        "test_benchmarks.py",
         "test_calls_on_failed_groups.py",
         "test_calls_in_graphs.py",
         "test_ccl_leaves_nothing.py",
