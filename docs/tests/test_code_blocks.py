@@ -98,10 +98,10 @@ def test_python(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script = folder / "program.py"
     # In a traceback, the lines of the page.
     script.write_text("\n" * block.line + block.text)
+    monkeypatch.chdir(folder)
     if ranks := int(block.options.get("ranks", 0)):
         assert_prints(block, "".join(run_ranks(str(script), ranks, timeout_s=120)))
         return
-    monkeypatch.chdir(folder)
     assert_prints(block, "".join(run_ranks(str(script), 1, timeout_s=120, launcher_env=False)))
 
 
