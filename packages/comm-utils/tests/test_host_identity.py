@@ -13,14 +13,6 @@ from comm_utils.host_identity import host_name
 
 _NAMED = 'printf "$1" > /proc/sys/kernel/hostname; shift; exec "$@"'
 _SAYS = "from comm_utils.host_identity import host_name; print(ascii(host_name()))"
-_SENDS = """
-from torch.distributed import HashStore
-from comm_utils.torch_support.connecting import Place
-
-store = HashStore()
-store.set("place", Place.of_this_process("").encoded())
-print(Place.decoded(store.get("place").decode()).host)
-"""
 
 
 def printed_on(octal: str, program: str) -> str:
@@ -42,7 +34,3 @@ def test_the_name_of_this_host() -> None:
 )
 def test_a_name_that_is_no_text(octal: str, name: str) -> None:
     assert printed_on(octal, _SAYS) == f"{name!a}\n"
-
-
-def test_ranks_tell_each_other_a_name_that_is_no_text() -> None:
-    assert printed_on("h\\366st", _SENDS) == "h\\xf6st\n"

@@ -73,10 +73,11 @@ def test_a_rank_that_idles_at_the_same_place_again_writes_its_stack_again(monkey
     ring, calls_at = Ring(1), []
     monkeypatch.setattr(stacks, "RECORDER", ring.recorder)
     monkeypatch.setattr(stacks, "_IDLE_S", 0.0)
-    monkeypatch.setattr(stacks, "main_thread_place", lambda: "the same place")
+    monkeypatch.setattr(stacks, "_place_of", lambda frame: "the same place")
     stack = StackInRing()
-    for calls in (1, 1, 1, 2, 2):
-        stack.update(calls)
+    for calls in (1, 0, 0, 1, 0):
+        ring.call(times=calls)
+        stack.update(ring.reader)
         found = ring.reader.stack()
         calls_at.append(0 if found is None else found.at_ns)
     assert calls_at[0] == 0 < calls_at[1] == calls_at[2] == calls_at[3] < calls_at[4]
