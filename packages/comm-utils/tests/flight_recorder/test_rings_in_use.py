@@ -73,6 +73,19 @@ for _ in range(2000):
 print(json.dumps(sorted(numbers)))
 """
 
+_LACKS_DESCRIPTORS = """
+import os, resource, sys
+from pathlib import Path
+from comm_utils.flight_recorder.directory import create_folder, create_ring
+
+folder, _ = create_folder(Path(sys.argv[1]), "job")
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    create_ring(folder, 0, 1 << 16)
+except OSError as error:
+    print(error.errno, folder.exists(), flush=True)
+"""
+
 _TWO_RANKS = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
 
 _BOTH = """
@@ -99,6 +112,12 @@ print("prunes", flush=True)
 while True:
     prune(Path(sys.argv[1]), 0, "nobody")
 """
+
+
+def test_a_process_without_a_descriptor_leaves_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LACKS_DESCRIPTORS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{errno.EMFILE} False\n", done.stderr
 
 
 @contextmanager

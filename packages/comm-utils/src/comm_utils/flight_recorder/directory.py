@@ -114,7 +114,11 @@ def create_ring(folder: Path, rank: int, size_bytes: int) -> RingFile:
     Raises:
         OSError: it cannot be created, or there is no room for it.
     """
-    path, lock = _create_locked(folder, rank)
+    try:
+        path, lock = _create_locked(folder, rank)
+    except OSError:
+        _remove_empty(folder)
+        raise
     descriptor = -1
     try:
         # Not the same description of the file: a mapping, which forked children inherit, would keep the lock.
@@ -165,10 +169,15 @@ def remove_ring(path: Path) -> None:
     """Remove a ring, and the folder of its job if it is the last."""
     with suppress(OSError):
         path.unlink()
+    _remove_empty(path.parent)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the folder of a job, and the default directory if that was its last, unless something is in them."""
     with suppress(OSError):
-        path.parent.rmdir()
-        if _is_default(path.parent.parent):
-            path.parent.parent.rmdir()
+        folder.rmdir()
+        if _is_default(folder.parent):
+            folder.parent.rmdir()
 
 
 def rings_in(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
