@@ -15,7 +15,7 @@ import statistics
 from contextlib import ExitStack
 
 from logger import answer, started
-from measuring import free_port
+from measuring import free_port, positive
 
 PROGRAM = """
 import os, sys, time, torch
@@ -97,7 +97,7 @@ COLUMNS = ("start, µs", "wait, µs", "computing, % longer", "processor, ms a se
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--calls", type=int, default=500, help="in a block")
     options = parser.parse_args()
     found: dict[str, list[list[float]]] = {name: [] for name in SETUPS}

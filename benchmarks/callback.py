@@ -13,6 +13,7 @@ import statistics
 from contextlib import ExitStack
 
 from logger import answer, started
+from measuring import positive
 
 PROGRAM = """
 import sys, time, torch
@@ -48,7 +49,7 @@ for line in sys.stdin:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--calls", type=int, default=500, help="in a block")
     options = parser.parse_args()
     found: dict[str, list[list[float]]] = {"as it is": [], "kept": []}

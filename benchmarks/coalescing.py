@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, interval, machine, named, put_between
+from measuring import KIB, interval, machine, named, positive, put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "collectives.md"
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--tensors", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=positive, default=21)
     parser.add_argument("--write", action="store_true", help="put the table into docs/collectives.md")
     given = parser.parse_args(arguments)
     facts = machine()

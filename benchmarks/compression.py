@@ -29,7 +29,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named, put_between
+from measuring import KIB, MIB, interval, machine, named, positive, put_between
 from plots import plot_times
 from shaped_hosts import MORE_RATES, RATES, acknowledged_bytes, gbit_per_s, run_ranks, spelled
 
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parser.add_argument("--rates", nargs="+", choices=RATES + MORE_RATES, default=list(RATES), help="of the link")
     parser.add_argument("--ranks-per-host", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--size", type=int, default=64 * MIB, help="bytes of the tensor")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--codecs", nargs="*", help="default: all, for one rank a host")
     parser.add_argument("--no-chosen", action="store_true", help="leave out the calls that a measurement chooses")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/compression.md")

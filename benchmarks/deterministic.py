@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named, put_between
+from measuring import KIB, MIB, interval, machine, named, positive, put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "deterministic-reductions.md"
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=[KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--write", action="store_true", help="put the table into docs/deterministic-reductions.md")
     given = parser.parse_args(arguments)
     facts = machine()

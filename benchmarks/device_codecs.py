@@ -13,10 +13,9 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from measuring import MIB
+from measuring import MIB, output_file, positive
 
 from comm_collectives.compression import make_codec
 
@@ -63,9 +62,9 @@ def seconds(call: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=64, help="of the float32 tensor")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--json", type=Path, help="also write the seconds of each round to this file")
+    parser.add_argument("--json", type=output_file, help="also write the seconds of each round to this file")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("torch sees no CUDA device")

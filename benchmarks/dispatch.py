@@ -24,6 +24,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from measuring import output_file, positive
+
 WARM_UP_CALLS = 50
 
 
@@ -158,9 +160,9 @@ def report(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--rounds", type=positive, default=41)
     parser.add_argument("--calls", type=int, default=2000, help="calls a round; a tenth of it on gloo and NCCL")
-    parser.add_argument("--json", help="also write the results to this file")
+    parser.add_argument("--json", type=output_file, help="also write the results to this file")
     parser.add_argument("--transport", choices=("fake", "gloo", "nccl"), help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -177,7 +179,7 @@ def main() -> None:
         results.append(launch(ranks, arguments))
         print(report(results[-1]), flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=2))
+        options.json.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

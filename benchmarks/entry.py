@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from measuring import positive
 
 import comm_orchestrator as dist
 from comm_utils.active import active_backend
@@ -53,7 +54,7 @@ def ways(tensor: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=positive, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
     measured = ways(torch.zeros(16))

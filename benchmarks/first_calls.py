@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from measuring import MIB, interval, machine
+from measuring import MIB, interval, machine, positive
 
 LIBRARIES = {"gloo": "gloo", "shared memory": "ccl"}
 OPERATIONS = ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=64, help="of the larger tensor of a call (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=12, help="of each operation, at least 5 (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     given = parser.parse_args(arguments)
-    if given.calls < 5 or given.mib < 1 or given.rounds < 1:
-        parser.error("--calls: at least 5; --mib and --rounds: at least 1")
+    if given.calls < 5 or given.mib < 1:
+        parser.error("--calls: at least 5; --mib: at least 1")
     columns = spans(given.calls)
     # library -> operation -> for each round the seconds of each call on the slower rank
     found: dict[str, dict[str, list[list[float]]]] = {one: {name: [] for name in OPERATIONS} for one in LIBRARIES}

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import KIB, MIB, interval, machine, named, put_between
+from measuring import KIB, MIB, interval, machine, named, positive, put_between
 from shaped_hosts import RATES, acknowledged_bytes, run_ranks, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parser.add_argument("--rate", choices=RATES, default=RATES[0], help="of the link")
     sizes = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="bytes of the tensor")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/hierarchical.md")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ import tempfile
 from functools import partial
 from importlib.util import find_spec
 
-from measuring import free_port, running
+from measuring import free_port, positive, running
 
 CALLS = """
 import sys, time, torch
@@ -212,7 +212,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="*", choices=("calls", "steps", []), help="both by default")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--calls", type=int, default=1000, help="in a block")
     parser.add_argument("--steps", type=int, help="how often off and on take turns; 30 for each round by default")
     options = parser.parse_args()

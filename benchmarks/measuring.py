@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ __all__ = [
     "interval",
     "machine",
     "named",
+    "output_file",
+    "positive",
     "put_between",
     "running",
 ]
@@ -42,6 +45,29 @@ PERIOD = 1048573
 LEAST_ROUNDS = 4
 # Of the bootstrap.
 _DRAWS = 400
+
+
+def positive(text: str) -> int:
+    """Return the value of an option that is a count.
+
+    Raises:
+        ArgumentTypeError: it is no number, or below 1.
+    """
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ArgumentTypeError(f"got {text!r}, expected a number of at least 1")
+    return int(text)
+
+
+def output_file(text: str) -> Path:
+    """Return the path that an option names; a file can be written there, as far as can be seen before the measurement.
+
+    Raises:
+        ArgumentTypeError: none can.
+    """
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ArgumentTypeError(f"cannot write {text}: name a file in a folder that exists and can be written")
+    return path
 
 
 class Meeting:

@@ -34,7 +34,7 @@ from time import perf_counter_ns
 from types import BuiltinFunctionType
 from typing import Any
 
-from measuring import cores, interval, machine, put_between
+from measuring import cores, interval, machine, positive, put_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "flight-recorder.md"
@@ -365,7 +365,7 @@ def measured(target: Callable[..., Rounds], ranks: int, rounds: int, calls: int)
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     """Measure, print the table, and put it into the page where that is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=positive, default=7)
     parser.add_argument("--calls", type=int, default=200_000, help="calls a round, of each contestant")
     parser.add_argument("--steps", type=int, default=30, help=f"steps a turn; a round has {BLOCKS} of each contestant")
     parser.add_argument("--write", action="store_true", help="put the table into docs/flight-recorder.md")

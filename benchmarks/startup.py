@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from measuring import free_port, running
+from measuring import free_port, positive, running
 
 TORCH = """
 import time, torch, torch.distributed as dist
@@ -86,7 +86,7 @@ def measure(ranks: int, rounds: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     report = []

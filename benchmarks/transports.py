@@ -38,7 +38,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
-from measuring import KIB, MIB, PERIOD, Meeting, cores, fill, free_memory_bytes, free_port, machine, named
+from measuring import (
+    KIB,
+    MIB,
+    PERIOD,
+    Meeting,
+    cores,
+    fill,
+    free_memory_bytes,
+    free_port,
+    machine,
+    named,
+    output_file,
+    positive,
+)
 
 HERE = Path(__file__).resolve().parent
 CCL = HERE.parent / "packages" / "comm-backend-ccl"
@@ -446,13 +459,13 @@ def report(verdict: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, help="default: 25, or 7 with --quick")
+    parser.add_argument("--rounds", type=positive, help="default: 25, or 7 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, in less time")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="BYTES", help="default: 64 bytes to 256 MiB")
     parser.add_argument(
         "--limit-s", type=float, help="begin no round that might end later than this; default: 200, or 70 with --quick"
     )
-    parser.add_argument("--json", help="also write everything to this file")
+    parser.add_argument("--json", type=output_file, help="also write everything to this file")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -462,8 +475,6 @@ def main() -> None:
     sizes_bytes = options.sizes or list(SIZES_BYTES)
     if any(size < 4 or size % 4 for size in sizes_bytes):
         parser.error(f"--sizes: got {sizes_bytes}, expected multiples of 4, the bytes of a float32")
-    if (options.rounds or 1) < 1:
-        parser.error(f"--rounds: got {options.rounds}, expected at least 1")
     rounds = options.rounds or (7 if options.quick else 25)
     limit_s = options.limit_s or (70 if options.quick else 200)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -522,7 +533,7 @@ def main() -> None:
             "verdicts": judged,
             "times_us": times_us,
         }
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import cores, machine
+from measuring import cores, machine, output_file, positive
 from peers.processes import Ranks, started
 from peers.rank import CORES
 from peers.report import rewrite
@@ -42,14 +42,14 @@ COLUMNS = 120
 
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tokens a second of tensor-parallel decoding on two ranks.")
-    parser.add_argument("--rounds", type=int, help="default: 7, or 3 with --quick")
+    parser.add_argument("--rounds", type=positive, help="default: 7, or 3 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens")
     parser.add_argument("--parameters", type=int, default=200, metavar="MILLIONS", help="about as many; default: 200")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
     parser.add_argument("--prompt", type=int, default=16, metavar="TOKENS", help="default: 16")
     parser.add_argument("--tokens", type=int, help="to decode in a round; default: 32, or 8 with --quick")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help=f"of: {'; '.join(VARIANTS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write everything to this file")
     parser.add_argument("--write", action="store_true", help="also write the section of this machine in docs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a target is missed")
     options = parser.parse_args(arguments)

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import LEAST_ROUNDS, MIB, cores, free_memory_bytes, machine, named
+from measuring import LEAST_ROUNDS, MIB, cores, free_memory_bytes, machine, named, output_file, positive
 
 from peers import report
 from peers.catalogue import PEERS
@@ -36,7 +36,7 @@ MOST_IDLE_CPU = 0.02
 
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What every real peer on one node takes for the same.")
-    parser.add_argument("--rounds", type=int, help="default: 15, or 3 with --quick")
+    parser.add_argument("--rounds", type=positive, help="default: 15, or 3 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter warm-up, and no 256 MiB")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="BYTES", help="these only, and no training")
     parser.add_argument("--operations", nargs="+", choices=("all_reduce", *OTHERS, *TRAINING), metavar="NAME")
@@ -48,14 +48,12 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="for cores that move: a table for each time that a cache line takes between them, of two ranks",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write everything to this file")
     parser.add_argument("--write", action="store_true", help="also write the section of this machine in docs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a target is missed")
     options = parser.parse_args(arguments)
     if any(size < 64 or size % 64 for size in options.sizes or ()):
         parser.error(f"--sizes: got {options.sizes}, expected multiples of 64 bytes")
-    if options.rounds is not None and options.rounds < 1:
-        parser.error(f"--rounds: got {options.rounds}, expected at least 1")
     if options.placements and (options.write or options.json or options.strict):
         parser.error("--placements: prints its tables; --write, --json and --strict are for the targets")
     options.rounds = options.rounds or (3 if options.quick else 15)
@@ -70,6 +68,9 @@ def chosen(options: argparse.Namespace, ranks: int, note: Callable[[str], None])
         if (not options.operations or task.operation in options.operations)
         and not (options.quick and not options.sizes and task.size_bytes > 64 * MIB)
     ]
+    for name in options.operations or ():
+        if not any(task.operation == name for task in tasks):
+            note(f"{name}, {ranks} ranks: not measured, as it has none of the sizes")
     free_bytes = free_memory_bytes()
     most_bytes = free_bytes // (ranks * len(PEERS) * MEMORY_FACTOR)
     if too_large := sorted({task.size_bytes for task in tasks if task.size_bytes > most_bytes}):
@@ -143,6 +144,8 @@ def run(options: argparse.Namespace, results: Results, note: Callable[[str], Non
 def by_placement(options: argparse.Namespace, note: Callable[[str], None]) -> int:
     """Measure, and print, the peers of two ranks for each placement of the cores."""
     tasks = [task for task in chosen(options, 2, note) if task.operation not in TRAINING]
+    if not tasks:
+        raise SystemExit("nothing was measured")
     wanted = [peer for name, peer in PEERS.items() if not peer.apart and (not options.only or name in options.only)]
     memory = dict.fromkeys(("source_bytes", "target_bytes"), max(task.size_bytes for task in tasks))
     placements = Placements()
@@ -198,11 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             notes.append(text)
             print(text, flush=True)
 
-    if options.placements:
-        return by_placement(options, note)
     results = Results()
     started_s = time.monotonic()
     try:
+        if options.placements:
+            return by_placement(options, note)
         facts = run(options, results, note)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

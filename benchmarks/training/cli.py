@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measuring import cores, machine
+from measuring import cores, machine, output_file, positive
 from peers.catalogue import Peer
 from peers.processes import Ranks, started
 from peers.rank import CORES
@@ -38,7 +38,7 @@ COLUMNS = 120
 
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time, memory and hidden communication of a step of training.")
-    parser.add_argument("--rounds", type=int, help="default: 11, or 3 with --quick")
+    parser.add_argument("--rounds", type=positive, help="default: 11, or 3 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and only the smallest sizes")
     parser.add_argument(
         "--parameters", type=float, nargs="+", choices=SIZES, metavar="MILLIONS", help="default: 1 20 100"
@@ -49,7 +49,7 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", type=int, nargs="*", metavar="RANKS", help="default: 1 2 4")
     parser.add_argument("--memory-parameters", type=float, choices=SIZES, metavar="MILLIONS", help="default: 20")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="draw a step of the data-parallel hooks (SVG)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write everything to this file")
     parser.add_argument("--write", action="store_true", help="also write the section of this machine in docs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a target is missed")
     options = parser.parse_args(arguments)
@@ -63,8 +63,8 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, (usual, quick) in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else usual)
-    if options.rounds < 1 or any(ranks < 1 for ranks in options.memory):
-        parser.error("--rounds, --memory: got a number below 1, expected at least 1")
+    if any(ranks < 1 for ranks in options.memory):
+        parser.error("--memory: got a number below 1, expected at least 1")
     return options
 
 

@@ -192,3 +192,28 @@ def test_placements_are_told_apart_by_round_trips() -> None:
 def test_a_round_trip_is_measured() -> None:
     # A system call alone takes longer than the shortest, and no core is a millisecond away.
     assert 5 < min(round_trip_ns() for round_trip_ns in [round_trip()] * 5) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--rounds", "0"], "argument --rounds: got '0', expected a number of at least 1"),
+        (["--rounds", "x"], "argument --rounds: got 'x', expected a number of at least 1"),
+        (["--json", "{folder}/none/x.json"], "argument --json: cannot write {folder}/none/x.json: name a file in a"),
+        (["--json", "{folder}"], "argument --json: cannot write {folder}: name a file in a"),
+    ],
+)
+def test_wrong_options_are_refused_before_the_measurement(
+    arguments: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.options_from([one.format(folder=tmp_path) for one in arguments])
+    assert text.format(folder=tmp_path) in capsys.readouterr().err
+
+
+def test_an_operation_that_has_none_of_the_sizes_is_named() -> None:
+    options, notes = cli.options_from(["--operations", "broadcast", "--sizes", "2048"]), list[str]()
+    assert cli.chosen(options, 2, notes.append) == []
+    assert notes == ["broadcast, 2 ranks: not measured, as it has none of the sizes"]
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        cli.by_placement(options, notes.append)

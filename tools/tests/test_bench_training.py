@@ -99,7 +99,9 @@ def test_defaults_of_a_quick_run_and_refused_options(capsys: pytest.CaptureFixtu
     for wrong in (["--rounds", "0"], ["--memory", "0"], ["--parameters", "3"]):
         with pytest.raises(SystemExit):
             cli.options_from(wrong)
-    assert "--rounds, --memory: got a number below 1, expected at least 1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "argument --rounds: got '0', expected a number of at least 1" in said
+    assert "--memory: got a number below 1, expected at least 1" in said
 
 
 def test_the_page_has_the_marks_of_this_program(tmp_path: Path) -> None:
