@@ -113,6 +113,9 @@ def copies(stage: int) -> None:
         with handle.full_parameters():
             other, state, layer = copy.deepcopy(model), model.state_dict(), copy.deepcopy(model[0])
             parameters = pickle.loads(pickle.dumps(dict(model.named_parameters())))
+            # It would hold what belongs to this process.
+            with pytest.raises(ArgumentError, match=r"^pickle: got a model .*; save handle.full_state_dict\(\), or"):
+                torch.save(model, io.BytesIO())
         assert all(torch.equal(state[name], expected[name]) for name in expected)
         assert all(torch.equal(one, expected[name]) for name, one in parameters.items())
         # A copy is an ordinary model: nothing of it is sent, so one rank may use it.

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
+from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.parameter_access import watch_parameters
 from comm_collectives.hooks.sharded.saved_values import keep_saved_values
 from comm_collectives.hooks.sharded.tensors_in import outputs_of
@@ -117,8 +118,8 @@ class Gathering:
 
         # The hook after a forward that failed has to be called as well.
         hooks: list[RemovableHandle] = [
-            module.register_forward_pre_hook(before),
-            module.register_forward_hook(after, always_call=True),
+            module.register_forward_pre_hook(ModelHook(before)),
+            module.register_forward_hook(ModelHook(after), always_call=True),
         ]
         self._undo += [hook.remove for hook in hooks]
 

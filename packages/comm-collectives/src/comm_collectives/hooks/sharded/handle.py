@@ -33,6 +33,7 @@ from comm_collectives.hooks.sharded.gathering import Gathering
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
 from comm_collectives.hooks.sharded.gradients import Gradients
 from comm_collectives.hooks.sharded.memory_use import MemoryUse, storage_bytes
+from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.optimizer_groups import divide_into_groups
 from comm_collectives.hooks.sharded.optimizers import (
     check_optimizer,
@@ -163,8 +164,8 @@ class Sharded(Handle):
                     cast("Any", tensor).register_hook(lambda gradient: gradients.begin())
 
         disable = cast("Any", torch.compiler.disable)  # a graph ends at these
-        self.on_removal(model.register_forward_pre_hook(disable(before)).remove)
-        self.on_removal(model.register_forward_hook(disable(after)).remove)
+        self.on_removal(model.register_forward_pre_hook(ModelHook(disable(before))).remove)
+        self.on_removal(model.register_forward_hook(ModelHook(disable(after))).remove)
 
     def _refuse_changes(self) -> None:
         with as_gathered():
