@@ -334,8 +334,8 @@ void Exchange::act(Group &group, uint32_t step) {
     }
 }
 
-// More takes so long that other threads should run meanwhile.
-constexpr size_t at_once_bytes = 32 << 10;
+// More takes so long (20 us and above) that other threads should run meanwhile.
+constexpr size_t at_once_bytes = 128 << 10;
 
 // Of an operation that has begun: without this rank's next step, the others would wait for it.
 template <class Make>
@@ -358,7 +358,8 @@ void Group::queue_at_once(const Make &make, const flight::Recorded &recorded, Ha
 
 bool Group::run_at_once(Request &request, int looks, Handle &left) {
     if (request.operation == send || request.operation == receive ||
-        input_bytes(*this, request) > std::min(at_once_bytes, small_bytes(*this)) || !lock_.try_lock()) {
+        input_bytes(*this, request) > small_bytes(*this) || shown_bytes(*this, request) > at_once_bytes ||
+        !lock_.try_lock()) {
         return false;
     }
     const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
