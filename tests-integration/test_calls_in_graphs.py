@@ -278,6 +278,29 @@ def test_a_graph_serves_one_world_after_another() -> None:
     assert run_ranks(worlds, 2, BACKEND, timeout_s=200, env=QUIET) == [(False, 1)] * 2
 
 
+class Summing(torch.nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return summed_in(tensor, self.group)
+
+
+def exported() -> None:
+    tensor, group = own_tensor(), dist.new_group([0, 1])
+    with torch.no_grad():
+        program = torch.export.export(Summing(None), (tensor,), strict=True)
+        assert torch.equal(program.module()(tensor), summed_in(tensor, None))
+        with pytest.raises(Exception, match=r"eager_all_reduce|torch\.export only on the default group"):
+            torch.export.export(Summing(group), (tensor,), strict=True)
+    dist.destroy_process_group(group)
+
+
+def test_an_exported_program_communicates_in_the_default_group_alone(pools: Pools) -> None:
+    pools(2).run(exported, timeout_s=120)
+
+
 def in_a_block() -> None:
     compiled = whole(summed_in)
     compiled(own_tensor(), None)

@@ -202,6 +202,25 @@ def test_embeddings_that_change_in_a_forward_are_refused(pools: Pools) -> None:
     pools(2).run(renormalized)
 
 
+def unusual_defaults() -> None:
+    for register in (register_data_parallel_hooks, lambda model: register_sharded_hooks(model, 2)):
+        refused = pytest.raises(ArgumentError, match=r"_hooks: got called within torch\.inference_mode")
+        with torch.inference_mode(), refused:
+            register(make_model())
+    model = make_model()
+    torch.set_default_device("meta")
+    try:
+        handle: Any = register_sharded_hooks(model, 3)
+    finally:
+        torch.set_default_device(None)
+    with handle:
+        model(inputs_of(0, dist.get_rank())).sum().backward()
+
+
+def test_registration_within_inference_mode_or_with_another_default_device(pools: Pools) -> None:
+    pools(2).run(unusual_defaults)
+
+
 def replaced_data(stage: int) -> None:
     model, half = make_model(), [one.detach() / 2 for one in make_model().parameters()]
     handle: Any = register_sharded_hooks(model, stage)

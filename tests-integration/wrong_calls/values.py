@@ -19,6 +19,7 @@ import torch
 import torch.distributed as c10d
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from wrong_calls.right import ones, tensors
 
 import comm_orchestrator as dist
@@ -427,12 +428,17 @@ def _beside(transform: Callable[..., Any]) -> Callable[[Callable[[Any], None]], 
     return lambda run: _under(transform, 3)(lambda one: run(None))
 
 
+def _in_make_fx(run: Callable[[Any], None]) -> None:
+    make_fx(lambda one: run(None) or one * 1)(ones())
+
+
 #: Modes in which no call works, and what the message says.
 MODES: dict[str, tuple[Callable[[Callable[[Any], None]], None], str]] = {
     "fake": (_in_fake_mode, "got called under FakeTensorMode"),
     "fake-of-real-tensors": (_in_fake_mode_of_real_tensors, "got called under FakeTensorMode"),
     "functional": (_in_functional_mode, "got called under FunctionalTensorMode"),
     "trace": (_in_a_trace, "got called under torch.jit.trace"),
+    "make-fx": (_in_make_fx, "got called under make_fx"),
     "vmap": (_beside(torch.vmap), "got called under a transform"),
     "grad": (_beside(torch.func.grad), "got called under a transform"),
     "functionalize": (_beside(torch.func.functionalize), "got called under a transform"),

@@ -132,6 +132,11 @@ def _refuse_interception(call: str) -> None:
                 f"{call}: got called under {type(mode).__name__}, in which new tensors have no memory of their own; "
                 "leave the mode before the call"
             )
+        if type(mode).__name__ == "ProxyTorchDispatchMode":  # importing it takes a compiler's modules
+            raise ArgumentError(
+                f"{call}: got called under make_fx, whose graph would lack it; trace what comes before and after, or "
+                "use torch.compile"
+            )
 
 
 def as_flag(call: str, name: str, value: Any) -> bool:

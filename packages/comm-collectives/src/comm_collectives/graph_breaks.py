@@ -32,7 +32,8 @@ NEVER = "{name} has no form that torch.compile could put into a graph"
 OBJECTS = "{name} exchanges Python objects, which cannot be in a graph"
 WHOLE = (
     "{name} goes into a graph only without async_op, with a compression by name, on contiguous tensors of one dtype "
-    "and device that need no gradient, and not within coalescing(); on a GPU only where torch has the same"
+    "and device that need no gradient, and not within coalescing(); on a GPU only where torch has the same; by torch.export only on the "
+    "default group, as no other process has this one"
 )
 
 _added: dict[str, tuple[Callable[..., Any], str]] = {}
@@ -83,6 +84,9 @@ def _plan(
         name = "" if op == NO_OP else parse_reduce_op(op, operation).name.lower()
         if is_ours and device == "cpu":
             if not (group is None or isinstance(group, ProcessGroup)) or is_coalescing():
+                return "", "", "", ""
+            # A saved program would communicate in whichever group has the same token in the process that loads it.
+            if group is not None and torch.compiler._is_exporting_flag:
                 return "", "", "", ""
             define()
             return "operator", name, token_of(group), traced_line()

@@ -124,8 +124,14 @@ def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Param
 
     Raises:
         ArgumentTypeError: one has no shape yet (``torch.nn.LazyLinear``) or no elements (``torch.device("meta")``).
-        ArgumentError: there is none, or the forward of an embedding changes it (``max_norm``).
+        ArgumentError: there is none, or the forward of an embedding changes it (``max_norm``); within
+            ``torch.inference_mode()``.
     """
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(
+            f"{call}: got called within torch.inference_mode(), which makes tensors that no backward can use; register "
+            "hooks before it, or use torch.no_grad()"
+        )
     skipped = set(map(id, ignored))
     found = {
         name.removeprefix("_orig_mod."): one

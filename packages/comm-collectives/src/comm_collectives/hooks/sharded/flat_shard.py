@@ -94,8 +94,8 @@ class FlatShard:
             if frees:
                 self.shard = flat_memory(self.shard_numel, self.dtype, self.device, group).copy_(self.shard)
                 # Values of a freed parameter in its shape, should anything get at them.
-                nothing = factories.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
-                nothing = nothing.to(self.device)
+                value = float("nan") if self.dtype.is_floating_point else 0
+                nothing = factories.full((), value, dtype=self.dtype, device=self.device)
                 self._placeholders = [nothing.expand(one.shape) for one in self.parameters]
         self.segments: list[Segment] = []
         if self.requires_grad:
