@@ -10,12 +10,13 @@ import sys
 import pytest
 
 from comm_utils.flight_recorder.recorder import own_identity
+from comm_utils.host_identity import host_name
 from comm_utils.process_state import start_time
 from comm_utils.rank_processes import RankProcess, RankProcesses, describe_unseen, named_ranks, own_pid_space
 
 
 def _process(pid: int, started: int = 0) -> RankProcess:
-    return RankProcess("host-a", pid, own_pid_space(), started)
+    return RankProcess(host_name(), pid, own_pid_space(), started)
 
 
 def test_ranks_are_named_with_their_processes() -> None:
@@ -33,9 +34,15 @@ def test_a_process_that_has_ended_is_seen_where_its_pid_means_something() -> Non
     assert known[0].has_ended
     assert describe_unseen([0], known) == "it is not seen from here, and its process has ended"
     assert describe_unseen([0, 1], known) == "they are not seen from here, and the process of rank 0 has ended"
-    elsewhere = RankProcess("host-a", process.pid, "another container", known[0].started)
+    elsewhere = RankProcess(host_name(), process.pid, "another container", known[0].started)
     assert not elsewhere.has_ended
     assert describe_unseen([0], {0: elsewhere}) == "it is not seen from here"
+
+
+def test_hosts_that_do_not_answer_are_named() -> None:
+    known = {1: RankProcess("host-a", 12), 2: RankProcess(host_name(), 12), 3: RankProcess("host-b", 13)}
+    assert describe_unseen([1, 2], known) == "they are not seen from here; check host-a and the network to it"
+    assert describe_unseen([1, 3], known) == "they are not seen from here; check host-a, host-b and the network to them"
 
 
 _SAYS_ITS_PROCESS = """

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from comm_utils.host_identity import process_space
+from comm_utils.host_identity import host_name, process_space
 from comm_utils.process_state import process_state
 
 __all__ = [
@@ -119,6 +119,11 @@ def describe_unseen(ranks: Sequence[int], processes: Mapping[int, RankProcess]) 
     text = f"{'it is' if is_one else 'they are'} not seen from here"
     ended = [rank for rank in ranks[:_MOST_LOOKED_AT] if rank in processes and processes[rank].has_ended]
     if not ended:
+        hosts = list(dict.fromkeys(processes[rank].host for rank in ranks if rank in processes))
+        elsewhere = [host for host in hosts if host != host_name()]
+        if elsewhere:
+            named = ", ".join(elsewhere[:_MOST_NAMED]) + (", ..." if len(elsewhere) > _MOST_NAMED else "")
+            text += f"; check {named} and the network to {'it' if len(elsewhere) == 1 else 'them'}"
         return text
     whose = "its process" if is_one else f"the process of {named_ranks(ended, NO_PROCESSES)}"
     return f"{text}, and {whose} has ended"

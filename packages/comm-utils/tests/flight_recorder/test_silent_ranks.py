@@ -16,7 +16,7 @@ from comm_utils.watch.explanation import combined
 from comm_utils.watch.stacks import StackInRing
 
 _S = 10**9
-_SILENCE = "its watch has given no sign for 5.0 s: native code holds the GIL, or the process is frozen"
+_SILENCE = "its watch has given no sign for 5.0 s: native code holds the GIL, or the process is frozen or gets no core"
 
 
 def _idle(*, looked_before_s: int) -> RankSnapshot:

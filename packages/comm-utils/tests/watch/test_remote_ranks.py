@@ -245,6 +245,18 @@ def test_nothing_with_a_limit_waits_for_a_store_that_does_not_answer(box: Box) -
     assert _seconds(ranks.close) < 1
 
 
+def test_a_store_that_never_answers_is_warned_of_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
+    box.answers.clear()
+    ranks = _ranks(box, 2)
+    for _ in range(2):
+        assert not ranks.ask_within([1], 0.2)
+    (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "rank 2 cannot reach the store (no answer within 0.2 s)" in record.getMessage()
+
+
 def test_the_watch_of_this_host_goes_on_and_ends_while_the_store_does_not_answer(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,9 @@ def lost(snapshot: RankSnapshot, group: RingGroup) -> Finding:
     text = f"rank {snapshot.rank} ({snapshot.where}) {snapshot.end}"
     if last:
         text += f" {word} {last[0]} on {last[0].group}{at_caller(last[0].caller)}"
+    if snapshot.oom_kills and not snapshot.failures:  # a rank that fails otherwise says why
+        killed = "a process" if snapshot.oom_kills == 1 else f"{snapshot.oom_kills} processes"
+        text += f"; since the start, the kernel has killed {killed} of this host for lack of memory (see dmesg)"
     return Finding(FindingKind.LOST, group, (snapshot.rank,), text)
 
 

@@ -83,7 +83,7 @@ def _silence(snapshot: RankSnapshot) -> str:
     if not snapshot.silent_ns:
         return ""
     silent = f"its watch has given no sign for {snapshot.silent_ns / 1e9:.1f} s"
-    return f", and {silent}: native code holds the GIL, or the process is frozen"
+    return f", and {silent}: native code holds the GIL, or the process is frozen or gets no core"
 
 
 def _stack_place(snapshot: RankSnapshot) -> str:

@@ -40,6 +40,7 @@ from comm_utils.flight_recorder.settings import FlightRecorderSettings
 from comm_utils.flight_recorder.store_steps import is_step_of
 from comm_utils.host_identity import host_name, process_space
 from comm_utils.log import logger
+from comm_utils.oom_kills import OOM_KILLS
 
 __all__ = [
     "RECORDER",
@@ -129,6 +130,7 @@ class FlightRecorder:
             settings = self.settings
             if not settings.enabled:
                 return
+            OOM_KILLS.begin()
             records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
             try:
                 directory = default_directory() if settings.directory is None else Path(settings.directory)

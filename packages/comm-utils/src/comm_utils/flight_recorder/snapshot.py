@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
@@ -14,6 +14,7 @@ from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
+from comm_utils.oom_kills import OOM_KILLS
 from comm_utils.process_state import GONE, debugger_of, process_state
 
 __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
@@ -45,6 +46,8 @@ class RankSnapshot:
         threads: so many have made calls.
         debugger: holds its process, which is stopped; empty where none is known to.
         looked_ns: when its watch last looked around, by the same clock; 0 is unknown.
+        oom_kills: of a rank of this host that is lost, so many processes the kernel has killed for lack of memory since
+            the world of this process began.
     """
 
     header: RingHeader
@@ -56,6 +59,7 @@ class RankSnapshot:
     threads: int = 1
     debugger: str = ""
     looked_ns: int = 0
+    oom_kills: int = 0
 
     @property
     def rank(self) -> int:
@@ -160,7 +164,8 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
     if stack is not None and calls and stack.at_ns < calls[-1].begin_ns:
         stack = None  # the rank has left that place
     threads, looked_ns = reader.word("threads"), reader.word("looked_at")
-    return RankSnapshot(header, process, tuple(calls), failures, stack, taken, threads, debugger, looked_ns)
+    found = RankSnapshot(header, process, tuple(calls), failures, stack, taken, threads, debugger, looked_ns)
+    return replace(found, oom_kills=OOM_KILLS.since_begin()) if is_local and found.is_lost else found
 
 
 def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:

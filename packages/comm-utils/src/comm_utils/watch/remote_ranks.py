@@ -91,14 +91,19 @@ class RemoteRanks:
         self._failures += 1
         self._last_error = f"{type(error).__name__}: {error!s:.200}"
 
-    def _warn_of_store(self) -> None:
-        """Say that ranks of other hosts cannot be asked; before that, the rank with the store may just have ended."""
-        if self._failures and not self._is_closed and not self._has_warned:
+    def _warn_of_store(self, reason: str = "") -> None:
+        """Say that ranks of other hosts cannot be asked; before that, the rank with the store may just have ended.
+
+        Args:
+            reason: "" for the last error, if there was one.
+        """
+        reason = reason or (self._last_error if self._failures else "")
+        if reason and not self._is_closed and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "rank %d cannot reach the store (%s): ranks of other hosts are not seen until it answers again",
                 self._rank,
-                self._last_error,
+                reason,
             )
 
     def _drop(self) -> None:
@@ -131,14 +136,21 @@ class RemoteRanks:
             meanwhile: is called again and again until then, as the others may ask as well; True ends the wait.
         """
         found: dict[int, RankSnapshot] = {}
-        self._ask(found, ranks, limit_s, meanwhile)
+        self._ask(found, [], ranks, limit_s, meanwhile)
         return found
 
     def _ask(
-        self, found: dict[int, RankSnapshot], ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], bool]
+        self,
+        found: dict[int, RankSnapshot],
+        numbers: list[int | None],
+        ranks: Iterable[int],
+        limit_s: float,
+        meanwhile: Callable[[], bool],
     ) -> None:
+        """Fill ``found``; note the number of the question in ``numbers`` when the store has answered."""
         wanted = set(ranks)
         number = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 1)) if wanted else None
+        numbers.append(number)
         if not number:
             if wanted:
                 self._warn_of_store()
@@ -162,7 +174,11 @@ class RemoteRanks:
     ) -> dict[int, RankSnapshot]:
         """Do the same, for no longer than ``limit_s`` where the store does not answer either."""
         found: dict[int, RankSnapshot] = {}  # with what has come, when the time is over
-        _within(limit_s, "comm-watch-ask", lambda: self._ask(found, ranks, limit_s, meanwhile))
+        numbers: list[int | None] = []
+        if not _within(limit_s, "comm-watch-ask", lambda: self._ask(found, numbers, ranks, limit_s, meanwhile)):
+            return {}
+        if not numbers:  # the link to it is down: no error comes
+            self._warn_of_store(f"no answer within {limit_s:.1f} s")
         return dict(found)
 
     def leaves_asking_to_others(self, group: str, asked: int, limit_s: float) -> bool:
@@ -243,14 +259,15 @@ class RemoteRanks:
                 self._lock.release()
 
 
-def _within(limit_s: float, name: str, work: Callable[[], object]) -> None:
-    """Wait for ``work``, which a thread of its own does, for so long; leave it out where there can be no thread."""
+def _within(limit_s: float, name: str, work: Callable[[], object]) -> bool:
+    """Wait for ``work``, which a thread of its own does, for so long; return False where there can be no thread."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         threads.start(thread)
     except (RuntimeError, MemoryError):  # this process has no memory left for one, which its caller reports
-        return
+        return False
     thread.join(limit_s)
+    return True
 
 
 def encode_answer(number: int, snapshot: RankSnapshot) -> bytes:
