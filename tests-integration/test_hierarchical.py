@@ -10,7 +10,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
 from comm_collectives.wrapping import bare_backend
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CollectiveMismatchError, CommError
-from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
+from comm_utils.testing import RankPool, patience, per_rank, run_ranks, run_ranks_outcomes
 
 Pools = Callable[[int], RankPool]
 
@@ -343,15 +344,30 @@ def test_a_rank_that_is_lost(backend: str) -> None:
         assert second == "BrokenGroupError"
 
 
-def fail_on_one_rank(error: type[BaseException] | None, between_hosts: bool, ends: str) -> list[str]:
+@contextmanager
+def staying(folder: Path, ranks: int) -> Iterator[None]:
+    """Wait at the end of the block until so many ranks are there; one that raises in it keeps nobody waiting."""
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        (folder / str(dist.get_rank())).touch()
+    end = time.monotonic() + min(60 * patience(), 100)
+    while len(os.listdir(folder)) < ranks and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def fail_on_one_rank(error: type[BaseException] | None, between_hosts: bool, folder: str) -> list[str]:
     """Fail in a step on rank 3, or get a signal there; return how the call ends on each rank, and the next one.
 
-    Ranks stay until all have got that far, so that nobody's end ends the wait of another.
+    No rank fails before the first call has ended everywhere, as steps of that may be under way on ranks that were
+    late, which hear of the failure in them.
     """
     dist.set_hierarchical(0)
     group = dist.new_group([0, 1, 2, 3], timeout=600)
     compression: Any = dist.Compression("int8", between_hosts=True) if between_hosts else "none"
-    dist.all_reduce(torch.ones(1000), group=group, compression=compression)
+    with staying(Path(folder) / "begun", 4):
+        dist.all_reduce(torch.ones(1000), group=group, compression=compression)
 
     def fail(*_: Any) -> None:
         if error is None:
@@ -364,23 +380,26 @@ def fail_on_one_rank(error: type[BaseException] | None, between_hosts: bool, end
 
     if dist.get_rank() == 3:
         Between.all_reduce = EncodedBetween.all_reduce = fail  # type: ignore[assignment, method-assign]
-    return how_two_calls_end(group, compression, ends, 3 if error is None else 4)
+    return how_two_calls_end(group, compression, folder, 3 if error is None else 4)
 
 
-def how_two_calls_end(group: Any, compression: Any, ends: str, survivors: int = 4, async_op: bool = False) -> list[str]:
-    """Return how two calls end on this rank; it stays until so many ranks have got that far."""
+def how_two_calls_end(
+    group: Any, compression: Any, folder: str, survivors: int = 4, async_op: bool = False, elements: int = 1000
+) -> list[str]:
+    """Return how two calls end on this rank.
+
+    It stays until so many ranks have got that far, so that nobody's end ends the wait of another.
+    """
     found = []
-    for _ in range(2):
-        try:
-            work = dist.all_reduce(torch.ones(1000), group=group, compression=compression, async_op=async_op)
-            if work is not None:
-                work.wait()
-        except (CommError, KeyboardInterrupt) as raised:
-            found.append(f"{type(raised).__name__}: {raised}")
-    (Path(ends) / str(dist.get_rank())).touch()
-    end = time.monotonic() + min(60 * patience(), 100)
-    while len(os.listdir(ends)) < survivors and time.monotonic() < end:
-        time.sleep(0.01)
+    with staying(Path(folder) / "ended", survivors):
+        for _ in range(2):
+            try:
+                tensor = torch.ones(elements)
+                work = dist.all_reduce(tensor, group=group, compression=compression, async_op=async_op)
+                if work is not None:
+                    work.wait()
+            except (CommError, KeyboardInterrupt) as raised:
+                found.append(f"{type(raised).__name__}: {raised}")
     return found
 
 
@@ -413,12 +432,13 @@ def test_a_step_that_fails_ends_the_call_on_every_rank(
 
 
 def fail_to_make_groups(
-    failing: str, async_op: bool, after: int, error: type[Exception], between_hosts: bool, ends: str
+    failing: str, async_op: bool, after: int, error: type[BaseException], between_hosts: bool, folder: str, late: int
 ) -> list[str]:
     """Fail on rank 3 while the first call makes its groups; return how it ends on each rank, and the next one.
 
     Args:
         after: so many groups with ``failing`` in their names, which rank 3 makes before.
+        late: so many ranks begin their calls when all have heard of the failure.
     """
     dist.set_hierarchical(0)
     group = dist.new_group([0, 1, 2, 3], timeout=600)
@@ -436,7 +456,12 @@ def fail_to_make_groups(
 
     if dist.get_rank() == 3:
         type(backend).create_group = create_or_fail  # type: ignore[method-assign]
-    return how_two_calls_end(group, compression, ends, async_op=async_op)
+    elif dist.get_rank() < late:
+        end = time.monotonic() + 60
+        while not (Path(folder) / "ended" / "3").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(1)  # longer than the watch of a rank takes to look around
+    return how_two_calls_end(group, compression, folder, async_op=async_op)
 
 
 @pytest.mark.parametrize(
@@ -463,7 +488,7 @@ def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank
     error: type[Exception],
     between_hosts: bool,
 ) -> None:
-    args = fail_to_make_groups, failing, async_op, after, error, between_hosts, str(tmp_path)
+    args = fail_to_make_groups, failing, async_op, after, error, between_hosts, str(tmp_path), 0
     outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, *args, timeout_s=min(90 * patience(), 200))
     for rank, outcome in enumerate(outcomes):
         first, second = outcome.value
@@ -478,6 +503,28 @@ def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank
             before = r"BrokenGroupError: the group of ranks \[\d, \d\] failed earlier \(rank 3 gave up in "
             assert first.startswith("CollectiveMismatchError: ") or re.match(before, first), first
             assert f"rank 3 gave up in {making}" in first
+        assert second.startswith("BrokenGroupError: ")
+
+
+@pytest.mark.parametrize(
+    ("backend", "failing", "late", "error", "sees_others"),
+    [
+        ("gloo", "-host-", 3, RuntimeError, True),
+        ("gloo", "-host-", 3, KeyboardInterrupt, False),
+        ("gloo", "-local-rank-", 2, BackendUnavailableError, True),
+        ("shared memory", "-host-", 3, KeyboardInterrupt, True),
+    ],
+)
+def test_ranks_that_come_after_a_rank_could_not_make_the_groups_hear_of_it(
+    tmp_path: Path, backend: str, failing: str, late: int, error: type[BaseException], sees_others: bool
+) -> None:
+    args = fail_to_make_groups, failing, False, 0, error, False, str(tmp_path), late
+    rings = per_rank(str(tmp_path / ("rings" if sees_others else f"rings-{rank}")) for rank in range(4))
+    env = {"COMM_FLIGHT_RECORDER__DIRECTORY": rings}
+    outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, *args, timeout_s=min(90 * patience(), 200), env=env)
+    for outcome in outcomes[:3]:
+        first, second = outcome.value
+        assert ("was interrupted (SIGINT) in making" if error is KeyboardInterrupt else "out of luck") in first
         assert second.startswith("BrokenGroupError: ")
 
 

@@ -71,6 +71,7 @@ def agree(
     for one, value in zip(ranks, store.multi_get(list(keys.values())), strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if said.startswith(_LEFT):
+            wait.look()  # raises why it has, where that is known
             raise PeerLostError(f"{wait.call} on rank {rank}: {said.removeprefix(_LEFT)}")
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")

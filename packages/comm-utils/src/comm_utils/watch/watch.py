@@ -67,6 +67,8 @@ _FIRST_LOOKS_S = 0.002, 0.005, 0.01, 0.02, 0.04, 0.08
 _SEEN_S = 0.3
 # Time to tell ranks of other hosts.
 _TELL_S = 0.05
+# Groups in which another rank gave up: of so many this rank remembers it until it comes to them.
+_MOST_GIVEN_UP = 1024
 #: Called with the name of a group and the trouble that it is in.
 Listener = Callable[[str, Trouble], None]
 
@@ -100,6 +102,8 @@ class Watch:
         self._troubles: dict[str, Trouble] = {}
         # Failures of other ranks that their library makes known; not oneCCL.
         self._failures_elsewhere: dict[str, Trouble] = {}
+        # The first failure of another rank, by group, also of groups that this rank has not come to yet.
+        self._given_up: dict[str, Trouble] = {}
         self._steps = Steps()
         self._view = WorldView(0, 1, None)
         # None where there is no ring. All of it refers to the store, whose server ends with the last reference.
@@ -210,9 +214,17 @@ class Watch:
         """Add to the other groups of this rank in which calls on ``group`` go in steps; none from its end on.
 
         A rank that gives up in ``group`` takes part in no further step. Others wait for that in groups that it may
-        not belong to: calls in these groups end when this rank hears of it.
+        not belong to: calls in these groups end when this rank hears of it, or at once where it has heard of it before.
         """
         self._steps.add(group, steps)
+        if not steps:
+            self._given_up.pop(group, None)
+            return
+        # After they were added: the thread of the watch notes what it hears before it looks for them.
+        trouble = self._troubles.get(group) or self._given_up.get(group)
+        if trouble is not None:
+            for step in steps:
+                self._troubles.setdefault(step, trouble)
 
     def whole(self, group: str) -> str:
         """Return the group whose calls go in steps in ``group``; that itself where it was not made for steps."""
@@ -434,6 +446,9 @@ class Watch:
         if kind is None or own is None:
             return
         trouble = Trouble(kind, text, ranks)
+        self._given_up.setdefault(group, trouble)
+        if len(self._given_up) > _MOST_GIVEN_UP:
+            self._given_up.pop(next(iter(self._given_up)), None)
         for step in self._steps.below(group):
             if step not in self._troubles:
                 self._troubles[step] = trouble
@@ -441,7 +456,7 @@ class Watch:
         if group in self._troubles:
             return
         own.refresh()
-        if not any(one.name == group for one in own.groups.values()):
+        if not any(one.name == group for one in list(own.groups.values())):  # another thread may read new ones
             return
         if kind is CollectiveMismatchError:
             self._enter(group, trouble)
