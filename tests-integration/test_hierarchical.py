@@ -528,6 +528,36 @@ def test_ranks_that_come_after_a_rank_could_not_make_the_groups_hear_of_it(
         assert second.startswith("BrokenGroupError: ")
 
 
+def fail_to_measure(error: type[BaseException], folder: str) -> list[str]:
+    """Fail on rank 3 while the first call measures; return how it ends on each rank, and the next one."""
+    group = dist.new_group([0, 1, 2, 3], timeout=600)
+
+    def fail(*_: Any) -> None:
+        if error is KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)
+        raise error("out of luck")
+
+    if dist.get_rank() == 3:
+        choice.prepared_call = fail  # type: ignore[assignment]
+    return how_two_calls_end(group, "none", folder, elements=10_000)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_rank_that_fails_while_a_group_measures_ends_the_call_on_every_rank(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    args = fail_to_measure, error, str(tmp_path)
+    outcomes = run_ranks_outcomes(on, 4, "gloo", HOST_BY_HOST, *args, timeout_s=min(90 * patience(), 200))
+    for rank, outcome in enumerate(outcomes):
+        first, second = outcome.value
+        if error is MemoryError:
+            assert "the measurement of its steps raised MemoryError: out of luck" in first
+        else:
+            assert first == "KeyboardInterrupt: " if rank == 3 else "rank 3 (pid " in first
+        assert second.startswith("BrokenGroupError: ")
+
+
 def first_calls_of_two_threads(folder: str) -> tuple[str, float]:
     """Ranks 0 and 1 make the groups of one group's steps in two threads; return the error of one, and a sum."""
     dist.set_hierarchical(0)

@@ -12,6 +12,7 @@ from comm_collectives.by_group import GroupRecords
 from comm_collectives.compression import calls, pace
 from comm_collectives.compression.defaults import default_of, forget_defaults
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
+from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.hierarchy.plan import find_host_count
 from comm_collectives.measured_choice import AUTO, Call, least_faster_size, prepared_call, whole_and_part
@@ -186,7 +187,8 @@ def _measure(operation: str, compression: Compression, group: ProcessGroup | Non
             partial(calls.on_tensors, operation, backend, whole, part, group, scratch),
         )
 
-    least = least_faster_size(backend, group, _MEASURED_BYTES, make, _AT_MOST, device)
+    with breaking(operation, backend, group, what="the measurement of compressed calls"):
+        least = least_faster_size(backend, group, _MEASURED_BYTES, make, _AT_MOST, device)
     if backend.get_rank(group) == 0:
         sizes = "no size" if least is None else f"{format_size(least)} and more"
         logger.info("%s of %d ranks is compressed to %r for %s", operation, ranks, compression, sizes)

@@ -8,6 +8,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.by_group import GroupSettings
+from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy.backend import HierarchicalBackend
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_collectives.measured_choice import AUTO, Call, least_faster_size, prepared_call
@@ -98,7 +99,8 @@ def _measured(operation: str, plan: Plan, group: ProcessGroup | None) -> int | N
         in_one_step, in_steps = (prepared_call(one, operation, group, size_bytes) for one in (flat, hierarchical))
         return in_one_step, in_steps
 
-    least = least_faster_size(flat, group, _MEASURED_BYTES, make, stays_faster=True)
+    with breaking(operation, flat, group, plan.groups, what="the measurement of its steps"):
+        least = least_faster_size(flat, group, _MEASURED_BYTES, make, stays_faster=True)
     if flat.get_rank(group) == 0:
         found = "no size" if least is None else f"{format_size(least)} and more"
         logger.info("%s of %s is hierarchical for %s", operation, plan.layout, found)
