@@ -19,6 +19,7 @@ from comm_utils.errors import CommError
 from comm_utils.flight_recorder import RECORDER
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
+from comm_utils.torch_support import group_agreement, group_creation
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
 TIMEOUT_S = 30
@@ -406,3 +407,39 @@ def test_a_rank_that_was_interrupted_in_new_group_is_named_and_may_make_it_again
         assert text.startswith("PeerLostError"), found
         assert "rank 1 was interrupted in new_group" in text, found
     assert [one for _, one in found] == [3.0] * 3
+
+
+def is_killed_while_a_group_is_connected(backend: str, folder: str) -> tuple[str, float]:
+    """Rank 2 is killed when all ranks have come to make a group, before it has connected any of them."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank = dist.get_rank()
+    agree = group_creation.agree
+
+    def agree_and_end(*args: Any) -> Any:
+        agree(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 2:
+        group_agreement.agree = group_creation.agree = agree_and_end
+    begin = time.monotonic()
+    with pytest.raises(CommError) as caught:
+        dist.new_group([0, 1, 2], timeout=600)
+    seconds = time.monotonic() - begin
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "01")  # rank 0 has the store
+    return str(caught.value), seconds
+
+
+@pytest.mark.parametrize("forked", ["0", "1"])
+@BACKENDS
+def test_a_rank_that_is_killed_while_a_group_is_connected_is_named_long_before_the_timeout(
+    tmp_path: Path, backend: str, forked: str
+) -> None:
+    outcomes = run_ranks_outcomes(
+        is_killed_while_a_group_is_connected, 3, backend, str(tmp_path), timeout_s=90, env={"COMM_TESTS_FORK": forked}
+    )
+    for outcome in outcomes[:2]:
+        text, seconds = outcome.value
+        assert re.search(r"lost a peer.*rank 2 \(pid \d+ on \S+\) has ended in the course of new_group", text), text
+        assert seconds < 4 * patience()

@@ -32,7 +32,7 @@ from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place
-from comm_utils.torch_support.store_waits import await_keys, delete_read_keys
+from comm_utils.torch_support.store_waits import await_keys, delete_read_keys, look_at_waits
 
 __all__ = ["make_communicator"]
 
@@ -288,6 +288,7 @@ class _Factory:
                     f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
                     "ended; its own output says why"
                 )
+            look_at_waits()
 
         if not await_keys(self._store, keys, self._end - time.monotonic(), look):
             look()

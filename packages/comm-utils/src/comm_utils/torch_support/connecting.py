@@ -24,7 +24,7 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
-__all__ = ["Connecting", "Place", "is_still_connecting", "spans_hosts"]
+__all__ = ["Connecting", "Place", "in_thread", "is_still_connecting", "spans_hosts"]
 
 T = TypeVar("T")
 
@@ -88,6 +88,66 @@ def spans_hosts(places: Sequence[Place]) -> bool:
     return len(machines) > 1 and "" not in machines
 
 
+def in_thread(
+    connect: Callable[[], T],
+    discard: Callable[[T], None],
+    look: Callable[[], None],
+    library: str,
+    finish: Callable[[], None] = lambda: None,
+    needs_thread: bool = True,
+) -> T:
+    """Return what ``connect`` returns, which a thread calls, as its library may wait for ranks that do not come.
+
+    Args:
+        discard: gets what is of no use any more.
+        look: is called while it waits; raises where it waits in vain.
+        library: what connects the members.
+        finish: is called afterwards; where it raises, the result is of no use.
+        needs_thread: False calls ``connect`` here, without looks, where there can be no thread.
+    """
+    made: list[T] = []
+    failed: list[BaseException] = []
+    lock, given_up = threading.Lock(), [False]
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def create() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            result = connect()
+            with lock:
+                if not given_up[0]:
+                    made.append(result)
+                    return
+            discard(result)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=create, name=_THREAD + library, daemon=True)
+    try:
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            if needs_thread:
+                raise
+            create()
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+            if thread.is_alive():
+                look()
+        if failed:
+            raise failed[0]
+        finish()
+    except BaseException:
+        with lock:
+            given_up[0] = True
+            unused, made[:] = list(made), []
+        for one in unused:
+            discard(one)
+        raise
+    return made[0]
+
+
 class Connecting:
     """One attempt to connect the members of a group that spans hosts; every member makes one.
 
@@ -118,56 +178,25 @@ class Connecting:
     def run(self, connect: Callable[[], T], discard: Callable[[T], None], look: Callable[[], None]) -> T:
         """Return what ``connect`` returns on this rank, once it has returned on every member.
 
-        A thread calls it, as the library may go on waiting when the time is over or another member has failed.
-
         Args:
-            discard: gets what is of no use any more.
-            look: is called while it waits; raises where it waits in vain.
+            connect, discard, look: see :func:`in_thread`.
 
         Raises:
             PeerLostError, CommTimeoutError: not all could be connected; on every member, with the cause.
         """
-        made: list[T] = []
-        failed: list[BaseException] = []
-        lock, given_up = threading.Lock(), [False]
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
-        def create() -> None:
-            try:
-                if device is not None:
-                    torch.cuda.set_device(device)
-                result = connect()
-                with lock:
-                    if not given_up[0]:
-                        made.append(result)
-                        return
-                discard(result)
-            except BaseException as error:
-                failed.append(error)
+        def check_and_look() -> None:
+            self.check()
+            look()
 
-        thread = threading.Thread(target=create, name=_THREAD + self._library, daemon=True)
         try:
-            thread.start()
-            while thread.is_alive():
-                thread.join(_LOOK_S)
-                if thread.is_alive():
-                    self.check()
-                    look()
-            if failed:
-                raise failed[0]
-            self._await_others(look)
+            return in_thread(connect, discard, check_and_look, self._library, lambda: self._await_others(look))
         except BaseException as error:
-            with lock:
-                given_up[0] = True
-                unused, made[:] = list(made), []
-            for one in unused:
-                discard(one)
             failure = self.failure(error)
             self._wait_for_readers()
             if failure is error:
                 raise
             raise failure from error
-        return made[0]
 
     def check(self) -> None:
         """Raise where connecting them is pointless by now: another member has failed, or the time is over.

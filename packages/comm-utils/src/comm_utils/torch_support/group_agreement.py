@@ -13,7 +13,7 @@ from comm_utils.group_names import listed
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
+from comm_utils.torch_support.connecting import Connecting, Place, in_thread, spans_hosts
 from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys
 from comm_utils.watch.watch import WATCH
 
@@ -116,13 +116,14 @@ def make_with_gloo(
         discard: gets what is of no use, as not all members could be connected.
 
     Raises:
-        PeerLostError, CommTimeoutError: not all members could be connected; on all, if they run on several hosts.
+        PeerLostError, CommTimeoutError: not all members could be connected; on all, if they run on several hosts. On
+            one host, also the errors of ``wait.look()``, as for a member that has ended since it came.
     """
     listener = Listener(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip())
     try:
         places = agree(store, key, wait, rank, refusal, limit, Place.of_this_process(listener.address))
         if not spans_hosts(list(places.values())):
-            return make()
+            return make() if wait.is_alone else in_thread(make, discard, wait.look, "gloo", needs_thread=False)
         who, limit_s = f"{wait.call} on rank {rank}", limit.total_seconds()
         # gloo waits in the store, and nobody else can use the connection in which it does.
         store = store.with_own_connection()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,12 +17,41 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import summarize
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["MAKING", "StoreWait", "answers", "await_keys", "delete_read_keys", "making_of", "store_has_gone"]
+__all__ = [
+    "MAKING",
+    "StoreWait",
+    "answers",
+    "await_keys",
+    "delete_read_keys",
+    "look_at_waits",
+    "making_of",
+    "store_has_gone",
+]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
 # A wait of so long is recorded.
 _RECORDED_S = 0.1
+
+
+class _Current(threading.local):
+    """The waits of a thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.waits: list[StoreWait] = []
+
+
+_CURRENT = _Current()
+
+
+def look_at_waits() -> None:
+    """Look at the waits of this thread, in the course of which the caller waits in its own way.
+
+    Raises:
+        PeerLostError, CollectiveMismatchError: the ranks wait in vain.
+    """
+    for wait in list(_CURRENT.waits):
+        wait.look()
 
 
 class StoreWait:
@@ -63,11 +93,13 @@ class StoreWait:
             self._kind = kind
 
     def __enter__(self) -> StoreWait:
+        _CURRENT.waits.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        _CURRENT.waits.remove(self)
         recorded, self._kind = self._kind, None
         if recorded is not None:
             (recorded.end if error is None else recorded.fail)(self._number)
