@@ -128,7 +128,7 @@ def name_them_beside_ccl() -> None:
         dist.new_group(backend=BINDINGS)
     assert str(caught.value) == (
         f"new_group: backend {BINDINGS!r} cannot be used: comm_backend_ccl has registered 'ccl', which is their name, "
-        f"in this process; use backend='ccl', or init_distributed({BINDINGS!r}) in a new process"
+        f"in this process; use backend='ccl', or init_distributed with backend={BINDINGS!r} in a new process"
     )
     dist.destroy_process_group()
     found, warnings = check_world(dist_backend="ccl")

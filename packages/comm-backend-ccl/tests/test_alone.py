@@ -1,5 +1,8 @@
 """This package needs comm-utils and torch, and no other backend."""
 
+import importlib.util
+import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,9 +12,10 @@ import torch
 import torch.distributed as c10d
 
 from comm_backend_ccl import CclBackend, foreign_groups, oneccl_library, provider, shared_memory
-from comm_utils import BackendUnavailableError, Setup
+from comm_utils import BackendUnavailableError, CommTimeoutError, PeerLostError, Setup
 from comm_utils.fast_path import FastPathCache
-from comm_utils.testing import run_ranks
+from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.watch import WATCH, WatchSettings
 
 ENGINES = [
     pytest.param(
@@ -27,9 +31,9 @@ ENGINES = [
 ]
 
 
-def initialize() -> CclBackend:
+def initialize(timeout_s: float = 30) -> CclBackend:
     store, rank, world_size = next(c10d.rendezvous("env://"))
-    backend = provider.initialize(Setup("ccl", rank, world_size, store, timedelta(seconds=30)))
+    backend = provider.initialize(Setup("ccl", rank, world_size, store, timedelta(seconds=timeout_s)))
     assert isinstance(backend, CclBackend)
     return backend
 
@@ -67,6 +71,59 @@ def run_without_other_backends() -> None:
 @pytest.mark.parametrize("env", ENGINES)
 def test_it_works_without_another_backend(env: dict[str, str]) -> None:
     run_ranks(run_without_other_backends, 2, timeout_s=60, env=env)
+
+
+def hide_orchestrator() -> None:
+    """Let this package be alone where all are installed, too."""
+    sys.path[:] = [path for path in sys.path if not (Path(path) / "comm_orchestrator").is_dir()]
+    assert importlib.util.find_spec("comm_orchestrator") is None
+
+
+# Of oneCCL, a process cannot start a second world after a failure.
+AGAIN = (
+    r"(: on every rank, call destroy_process_group\(\), and then pass what .*comm_backend_ccl\.provider\.initialize"
+    r"\(setup\).* returns to comm_utils\.activate\(\) again|: end the processes of all ranks and start them again)"
+)
+
+
+def time_out(watch: bool) -> None:
+    hide_orchestrator()
+    WATCH.settings = WatchSettings(enabled=watch)
+    backend = initialize(timeout_s=2)
+    backend.all_reduce(torch.ones(3), "sum")
+    store = c10d.distributed_c10d._get_default_store()
+    if backend.get_rank() == 1:
+        store.set_timeout(timedelta(seconds=60))
+        store.wait(["rank 0 has timed out"])
+        return
+    with pytest.raises(CommTimeoutError, match=AGAIN) as caught:
+        backend.all_reduce(torch.ones(3), "sum")
+    assert "init_distributed" not in str(caught.value)
+    assert watch or "timeout= of comm_utils.Setup() and new_group() sets the limit" in str(caught.value)
+    store.set("rank 0 has timed out", "")
+
+
+@pytest.mark.parametrize("watch", [True, False])
+@pytest.mark.parametrize("env", ENGINES)
+def test_the_error_of_a_timeout_names_what_is_installed(env: dict[str, str], watch: bool) -> None:
+    run_ranks(time_out, 2, watch, timeout_s=60, env=env)
+
+
+def lose_a_peer() -> None:
+    hide_orchestrator()
+    backend = initialize()
+    backend.all_reduce(torch.ones(3), "sum")
+    if backend.get_rank() == 1:
+        os._exit(3)
+    with pytest.raises(PeerLostError, match=AGAIN) as caught:
+        backend.all_reduce(torch.ones(3), "sum")
+    assert "init_distributed" not in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ENGINES)
+def test_the_error_about_a_rank_that_died_names_what_is_installed(env: dict[str, str]) -> None:
+    survivor, victim = run_ranks_outcomes(lose_a_peer, 2, timeout_s=60, env=env)
+    assert (survivor.status, victim.exit_code) == ("returned", 3), survivor
 
 
 class Recorder:

@@ -25,7 +25,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
 from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL, BreakableGroup
 from comm_utils.torch_support.failures import is_exhausted
-from comm_utils.torch_support.remedies import OF_WORLD, remedy
+from comm_utils.torch_support.remedies import how_to_set_timeout, of_world, remedy
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -67,7 +67,8 @@ class Group(BreakableGroup, ABC):
         self.name = self.description = ""
         self._recorded_as, self._opened = 0, -1
         self.set_timeout(timeout)
-        self._remedy = OF_WORLD if ranks is None else ""
+        #: Of the engine, instead of the usual one.
+        self._remedy = ""
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
@@ -81,7 +82,7 @@ class Group(BreakableGroup, ABC):
         return group_text(self.ranks, self.description)
 
     def how_to_go_on(self) -> str:
-        return self._remedy or remedy(self.name)
+        return self._remedy or (of_world() if self.is_world else remedy(self.name))
 
     def _break(self, what: str) -> None:
         super()._break(what)
@@ -181,12 +182,11 @@ class Group(BreakableGroup, ABC):
         self._break(f"{call}: timed out after {limit_s:g} s")
         if trouble is not None:
             return self._timed_out_error(call, limit_s, trouble)
-        source = "this call" if of_call else "init_distributed() and new_group()"
         return self.failure(
             CommTimeoutError,
             f"{call} on {self} timed out after {limit_s:g} s",
-            "a rank of the group did not take part, or is late; a dist.monitored_barrier() before the call names who, "
-            f"and timeout= of {source} sets the limit",
+            "a rank of the group did not take part, or is late; a monitored_barrier() before the call names who, and "
+            f"{how_to_set_timeout(of_call)}",
         )
 
     def _timed_out_error(self, call: str, limit_s: float, trouble: Trouble) -> Exception:

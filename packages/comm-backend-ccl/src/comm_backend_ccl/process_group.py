@@ -46,9 +46,7 @@ __all__ = ["NAME", "CclProcessGroup"]
 
 NAME = "ccl"
 _Tensors = list[torch.Tensor]
-_OF_THE_LIBRARY = (
-    "{}: groups of the backend 'ccl' cannot do this themselves; call new_group() or split_group() of comm_orchestrator"
-)
+_OF_THE_LIBRARY = "{}: groups of the backend 'ccl' cannot do this themselves; call torch.distributed.new_group()"
 
 
 @uncompiled

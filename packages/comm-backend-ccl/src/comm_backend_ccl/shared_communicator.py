@@ -20,6 +20,7 @@ from comm_utils.flight_recorder.layout import MOST_NATIVE_GROUPS, EntryType
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
+from comm_utils.torch_support.remedies import how_to_set_timeout
 
 __all__ = ["SharedCommunicator"]
 
@@ -164,11 +165,10 @@ class SharedCommunicator(Communicator):
         self._break(f"{call}: timed out after {limit_s:g} s waiting for {missing}")
         if trouble is not None:
             return self._timed_out_error(call, limit_s, trouble)
-        source = "this call" if of_call else "init_distributed() and new_group()"
         return self.failure(
             CommTimeoutError,
             f"{call} on {self} timed out after {limit_s:g} s",
-            f"{missing} of the group did not take part, or came too late; timeout= of {source} sets the limit",
+            f"{missing} of the group did not take part, or came too late; {how_to_set_timeout(of_call)}",
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:

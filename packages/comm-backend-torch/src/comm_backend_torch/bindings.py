@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
+from comm_utils.active import initializer
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError
 
@@ -83,7 +84,7 @@ def of_group(backend: str | None) -> str | None:
     if any(name == BINDINGS for _, _, name in parts) and owner == _OTHER:
         raise BackendUnavailableError(
             f"new_group: backend {BINDINGS!r} cannot be used: {_OTHER} has registered {_NAME!r}, which is their name, "
-            f"in this process; use backend={_NAME!r}, or init_distributed({BINDINGS!r}) in a new process"
+            f"in this process; use backend={_NAME!r}, or {initializer()} with backend={BINDINGS!r} in a new process"
         )
     theirs = {BINDINGS} if owner is not None else {BINDINGS, _NAME}
     found = availability().get(BINDINGS)

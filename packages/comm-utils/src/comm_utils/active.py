@@ -13,14 +13,34 @@ from comm_utils.plugins import entry_points
 if TYPE_CHECKING:
     from comm_utils.backend import Backend
 
-__all__ = ["activate", "active_backend", "deactivate", "how_to_initialize", "is_active", "slot"]
+__all__ = [
+    "activate",
+    "active_backend",
+    "deactivate",
+    "has_orchestrator",
+    "how_to_initialize",
+    "initializer",
+    "is_active",
+    "slot",
+]
+
+
+def has_orchestrator() -> bool:
+    """Return True where ``comm_orchestrator`` is installed, to which errors may send users then."""
+    # The interpreter that ends imports nothing any more.
+    return sys.meta_path is not None and importlib.util.find_spec("comm_orchestrator") is not None
+
+
+def initializer() -> str:
+    """Return the name of the function that starts a world, for errors of the packages that are installed here."""
+    return "init_distributed" if has_orchestrator() else "initialize"
 
 
 def how_to_initialize() -> str:
     """Return what to call to set up communication, of the packages that are installed here."""
     if sys.meta_path is None:  # the interpreter ends, and imports nothing any more
         return "the process is ending: communicate earlier, and initialise that"
-    if importlib.util.find_spec("comm_orchestrator") is not None:
+    if has_orchestrator():
         return "call comm_orchestrator.init_distributed()"
     providers = sorted(entry.value.replace(":", ".") for entry in entry_points("comm_utils.backends"))
     if not providers:

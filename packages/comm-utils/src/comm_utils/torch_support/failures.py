@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
+from comm_utils.torch_support.remedies import how_to_set_timeout
 
 __all__ = [
     "after_text",
@@ -120,8 +121,7 @@ def format_failure(
     after = after_text(error, limit_s, of_call)
     return (
         f"{operation} on {group} timed out{after}, as seen by rank {rank}: a rank of the group did not take part, or "
-        "is late; a dist.monitored_barrier() before the call names who, and timeout= of "
-        f"{'this call' if of_call else 'init_distributed() and new_group()'} sets the limit"
+        f"is late; a monitored_barrier() before the call names who, and {how_to_set_timeout(of_call)}"
     )
 
 

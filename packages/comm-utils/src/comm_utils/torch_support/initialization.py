@@ -12,6 +12,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import distributed_c10d as internals
 
+from comm_utils.active import initializer
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
@@ -161,20 +162,21 @@ def initialize(setup: Setup) -> None:
 
 def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     libraries = {*device_libraries(setup.backend).values()}
-    refusal = gloo_refusal(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
+    call = initializer()
+    refusal = gloo_refusal(f"{call}: rank {setup.rank}", setup.backend, setup.world_size)
     if setup.world_size == 1 or "gloo" not in libraries or "ccl" in libraries:
         if refusal is not None:
             raise refusal
         return make()
     if is_still_connecting("gloo"):  # and would make a world of its own when that succeeds
         raise PeerLostError(
-            f"init_distributed: rank {setup.rank}: gloo still waits for connections of an earlier world, for up to "
+            f"{call}: rank {setup.rank}: gloo still waits for connections of an earlier world, for up to "
             "five times its timeout; start this process again, or wait"
         )
     planned = RingGroup("world", tuple(range(setup.world_size)), "", setup.backend)
     limit = setup.timeout or internals._get_default_timeout(internals.Backend("gloo"))
-    wait = StoreWait("init_distributed", "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
-    bounded = BoundedStore(setup.store, f"init_distributed: rank {setup.rank}", limit.total_seconds())
+    wait = StoreWait(call, "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
+    bounded = BoundedStore(setup.store, f"{call}: rank {setup.rank}", limit.total_seconds())
     return make_with_gloo(
         bounded, "comm-world", wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
     )
