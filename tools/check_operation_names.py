@@ -3,9 +3,10 @@
     python tools/check_operation_names.py
 
 Outside the table, the façade, the wrappers and the implementations, no dict, set, list, tuple, comparison or match of a
-package names an operation: it asks ``comm_utils.operations``, so that a new row is enough. ``EXCEPTIONS`` has the few
-places that may, with the reason. Lists in ``__all__`` name functions and do not count. ``PROBE``, in any use, stands in
-at most ``MOST_FILES`` files beside those that have to name each operation.
+package names an operation, as a string, a word of a string that is split, or an attribute that is compared; nor does
+an assignment to an entry of a table. They ask ``comm_utils.operations``, so that a new row is enough. ``EXCEPTIONS``
+has the few places that may, with the reason. Lists in ``__all__`` name functions and do not count. ``PROBE``, in any
+use, stands in at most ``MOST_FILES`` files beside those that have to name each operation.
 """
 
 from __future__ import annotations
@@ -36,11 +37,6 @@ ALLOWED: Mapping[str, str] = {
     "comm_utils/operations": "the table",
     "comm_utils/backend.py": "the contract, whose methods are the operations",
     "comm_orchestrator/facade": "the façade",
-    "comm_utils/flight_recorder/torch_matching.py": "the names of torch's flight recorder for them",
-    "comm_utils/testing/conformance_calls.py": "what implementations are tested with",
-    "comm_utils/testing/conformance_collectives.py": "what implementations are tested with",
-    "comm_utils/testing/conformance_fast_path.py": "what implementations are tested with",
-    "comm_utils/testing/conformance_ranks.py": "what implementations are tested with",
     "comm_backend_ccl/arguments.py": "an implementation",
     "comm_backend_ccl/backend.py": "an implementation",
     "comm_backend_ccl/fast_path": "an implementation",
@@ -60,9 +56,15 @@ ALLOWED: Mapping[str, str] = {
 #: (file, operation) -> why it may be named there.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("comm_backend_torch/capabilities.py", "reduce_scatter_tensor"): "gloo has it in name only, as the comment says",
+    ("comm_backend_torch/point_to_point.py", "isend"): "torch's function, by which the entries of a batch tell sends",
+    ("comm_collectives/checked.py", "isend"): "torch's function, by which the entries of a batch tell sends",
     ("comm_collectives/objects/agreement.py", "broadcast_object_list"): "its error names the length of the list",
     ("comm_collectives/objects/agreement.py", "send_object_list"): "its error names the length of the list",
     ("comm_collectives/objects/agreement.py", "reduce_object"): "its error names the op",
+    ("comm_utils/testing/conformance_collectives.py", "all_reduce"): "its fast path is tested with every op and dtype",
+    ("comm_utils/testing/conformance_collectives.py", "reduce_scatter_tensor"): "a backend need not have it",
+    ("comm_utils/testing/conformance_fast_path.py", "all_reduce"): "the key that stands for any fast path of a group",
+    ("comm_utils/testing/conformance_ranks.py", "all_reduce"): "the key that stands for any fast path of a group",
 }
 MOST_EXCEPTIONS = 10
 
@@ -145,10 +147,30 @@ def names_in(tree: ast.AST, operations: Collection[str]) -> Iterator[tuple[int, 
             for one in values:
                 if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in operations:
                     yield one.lineno, one.value, where
+                elif isinstance(one, ast.Attribute) and one.attr in operations and where in _OF_ATTRIBUTES:
+                    yield one.lineno, one.attr, where
+        for line, word in _split_words(node):
+            if word in operations:
+                yield line, word, "a string that is split"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
             for keyword in node.keywords:
                 if keyword.arg in operations:
                     yield keyword.value.lineno, str(keyword.arg), "a dict"
+
+
+#: Where an attribute tells operations apart; in a table it may be the implementation of one.
+_OF_ATTRIBUTES = ("a comparison", "a match")
+
+
+def _split_words(node: ast.AST) -> list[tuple[int, str]]:
+    """Return the words of ``"a b".split()``, each with its line."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split"):
+        return []
+    text = node.func.value
+    separators = [one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+        return []
+    return [(node.lineno, word.strip()) for word in text.value.split(separators[0] if separators else None)]
 
 
 def _is_export(node: ast.AST) -> bool:
@@ -167,6 +189,10 @@ def _named_by(node: ast.AST) -> Iterator[tuple[str, Iterable[ast.AST | None]]]:
         yield "a tuple", node.elts
     elif isinstance(node, ast.Compare):
         yield "a comparison", [node.left, *node.comparators]
+    elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        yield "an entry of a table", [node.slice]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setdefault":
+        yield "an entry of a table", node.args[:1]
     elif isinstance(node, ast.MatchValue):
         yield "a match", [node.value]
 

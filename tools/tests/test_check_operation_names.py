@@ -29,6 +29,14 @@ def found(source: str) -> list[tuple[int, str, str]]:
         ("x = 'all_reduce' != y", "a comparison"),
         ("x = y in ('all_reduce', z)", "a tuple"),
         ("match y:\n    case 'all_reduce' | 'other':\n        pass", "a match"),
+        ("match y:\n    case table.all_reduce:\n        pass", "a match"),
+        ("x = y is table.all_reduce", "a comparison"),
+        ("x = table.all_reduce != y", "a comparison"),
+        ("TABLE['all_reduce'] = 1", "an entry of a table"),
+        ("TABLE['all_reduce'] += 1", "an entry of a table"),
+        ("TABLE.setdefault('all_reduce', 1)", "an entry of a table"),
+        ("x = frozenset('all_reduce others'.split())", "a string that is split"),
+        ("x = 'others, all_reduce'.split(',')", "a string that is split"),
     ],
 )
 def test_names_are_found(source: str, where: str) -> None:
@@ -45,6 +53,10 @@ def test_names_are_found(source: str, where: str) -> None:
         "x = {'all_reduces': 1}",
         "def f():\n    'all_reduce'",
         "x = operations.get('all_reduce')",
+        "x = {1: backend.all_reduce}",
+        "x = table['all_reduce']",
+        "x = 'all_reduces others'.split()",
+        "x = y.split('all_reduce')",
     ],
 )
 def test_other_uses_are_left_alone(source: str) -> None:

@@ -13,21 +13,23 @@ from comm_utils.flight_recorder.matching import agreed
 from comm_utils.flight_recorder.message_matching import with_native_messages_numbered
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.operations import patterns
+from comm_utils.operations.table import ROWS
 from comm_utils.operations.types import Pattern
 
 __all__ = ["COLLECTIVES", "Placed", "described", "place"]
 
+# What torch's flight recorder calls a pattern otherwise.
+_NAMES = {patterns.ALL_GATHER: "_all_gather_base", patterns.REDUCE_SCATTER: "_reduce_scatter_base"}
+
 #: torch's name for a collective, and whether its input, and its output, has a part for each rank.
 COLLECTIVES: dict[Pattern, tuple[str, bool, bool]] = {
-    patterns.ALL_REDUCE: ("all_reduce", False, False),
-    patterns.REDUCE: ("reduce", False, False),
-    patterns.BROADCAST: ("broadcast", False, False),
-    patterns.ALL_GATHER: ("_all_gather_base", False, True),
-    patterns.REDUCE_SCATTER: ("_reduce_scatter_base", True, False),
-    patterns.ALL_TO_ALL: ("all_to_all", True, True),
-    patterns.GATHER: ("gather", False, True),
-    patterns.SCATTER: ("scatter", True, False),
-    patterns.BARRIER: ("barrier", False, False),
+    pattern: (
+        _NAMES.get(pattern, pattern.name),
+        pattern.has_parts and not pattern.input_is_part,
+        pattern.has_parts and not pattern.output_is_part,
+    )
+    for pattern in dict.fromkeys(row.pattern for row in ROWS)
+    if not pattern.is_message
 }
 
 

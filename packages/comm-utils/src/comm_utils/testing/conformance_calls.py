@@ -23,13 +23,22 @@ def during(provider: str, backend: str, device: str) -> None:
     """Failures name the call in whose course they happened, and its time is the limit, not the group's."""
     world = World(bring_up(provider, backend, device), device)
     up, limit = world.backend, timedelta(seconds=0.3)
-    calls: dict[str, Callable[[Backend, ProcessGroup], object]] = {
-        "all_reduce": lambda one, group: one.all_reduce(torch.ones(2, device=device), "sum", group),
-        "barrier": lambda one, group: one.barrier(group),
-        "recv": lambda one, group: one.recv(torch.ones(2, device=device), None, group, 0, 1),
-        "wait": lambda one, group: _waited(one.all_reduce(torch.ones(2, device=device), "sum", group, True)),
-    }
-    for name, call in calls.items():
+
+    def collective(one: Backend, group: ProcessGroup) -> object:
+        return one.all_reduce(torch.ones(2, device=device), "sum", group)
+
+    def synchronization(one: Backend, group: ProcessGroup) -> object:
+        return one.barrier(group)
+
+    def message(one: Backend, group: ProcessGroup) -> object:
+        return one.recv(torch.ones(2, device=device), None, group, 0, 1)
+
+    def handle(one: Backend, group: ProcessGroup) -> None:
+        _waited(one.all_reduce(torch.ones(2, device=device), "sum", group, True))
+
+    calls: tuple[Callable[[Backend, ProcessGroup], object], ...] = (collective, synchronization, message, handle)
+    for call in calls:
+        name = call.__name__
         # A library may go on with an operation until the group's own time is over, and its end waits for that.
         group = up.create_group(
             list(range(world.size)), f"conformance-during-{name}", timedelta(seconds=_GROUPS_TIME_S)

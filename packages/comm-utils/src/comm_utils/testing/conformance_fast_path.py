@@ -8,23 +8,19 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_utils import operations
 from comm_utils.fast_path import FastPath
+from comm_utils.operations.types import Argument, Direction, Form, OperationSpec, Role
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.testing.conformance_ways import some_ranks
 from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
 
 __all__ = ["fast_path", "not_plain"]
 
-#: The arguments that the detail of a fast path stands for.
-_DETAILS = {
-    "all_reduce": ("op",),
-    "reduce": ("dst", "op"),
-    "broadcast": ("src",),
-    "gather": ("dst",),
-    "scatter": ("src",),
-    "send": ("dst",),
-    "recv": ("src",),
-}
+
+def _detailed(row: OperationSpec) -> list[Argument]:
+    """Return the arguments that the detail of a fast path stands for: the root and the op, as far as there are any."""
+    return [one for one in row.arguments if one.role in (Role.ROOT, Role.OP)]
 
 
 def fast_path(provider: str, backend: str, device: str, expected: Collection[str]) -> None:
@@ -74,7 +70,8 @@ def _made(world: World, operation: str, detail: object, group: ProcessGroup | No
     if found is not None:
         return found
     details = detail if isinstance(detail, tuple) else (detail,)
-    named: dict[str, Any] = {"group": group, **dict(zip(_DETAILS.get(operation, ()), details, strict=False))}
+    names = [one.name for one in _detailed(operations.get(operation))]
+    named: dict[str, Any] = {"group": group, **dict(zip(names, details, strict=False))}
     if async_op:
         named["async_op"] = True
 
@@ -227,6 +224,30 @@ def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple
     yield "fake", fake
 
 
+def _with_one_wrong_tensor(
+    row: OperationSpec, path: FastPath, whole: torch.Tensor, part: torch.Tensor, size: int
+) -> Iterator[tuple[str, FastPath]]:
+    """Yield a call of one tensor for each tensor argument of an operation, with right ones in the others, by name."""
+    pattern = row.pattern
+
+    def right(argument: Argument) -> Any:
+        if argument.form is Form.PER_RANK:
+            return None if argument.at_root else [torch.zeros_like(part) for _ in range(size)]
+        is_part = pattern.output_is_part if argument.direction is Direction.OUTPUT else pattern.input_is_part
+        return whole if pattern.has_parts and not is_part else part
+
+    def with_wrong(wrong: Argument, *splits: object) -> FastPath:
+        return lambda bad: path(*(bad if one is wrong else right(one) for one in row.tensors), *splits)
+
+    splits = [one for one in row.arguments if one.role in (Role.INPUT_SPLITS, Role.OUTPUT_SPLITS)]
+    for argument in row.tensors:
+        if argument.form is not Form.PER_RANK:
+            yield f"{row.name}, {argument.name}", with_wrong(argument, *(None for _ in splits))
+            if splits:
+                sizes = ([8] * size for _ in splits)
+                yield f"{row.name}, {argument.name}, sizes", with_wrong(argument, *sizes)
+
+
 def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]) -> None:
     """Call on every rank with what each has to refuse alone; what is sent then arrives as if nothing had been."""
     up, device, size = world.backend, world.device, len(members)
@@ -236,18 +257,12 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
     )
     started = up.fast_path("all_reduce", "sum", group, True) or _refuse
     whole, part = torch.zeros(8 * size, device=device), torch.zeros(8, device=device)
-    of_one: dict[str, FastPath] = {
-        "all_reduce": make("all_reduce", "sum"),
-        "broadcast": make("broadcast", root),
-        "reduce": make("reduce", (root, "sum")),
-        "all_gather_into_tensor": lambda bad: make("all_gather_into_tensor")(whole, bad),
-        "all_gather_into_tensor, output": lambda bad: make("all_gather_into_tensor")(bad, part),
-        "all_gather": lambda bad: make("all_gather")([torch.zeros(8, device=device) for _ in members], bad),
-        "all_to_all_single": lambda bad: make("all_to_all_single")(whole, bad, None, None),
-        "all_to_all_single, sizes": lambda bad: make("all_to_all_single")(whole, bad, [8] * size, [8] * size),
-        "gather": lambda bad: make("gather", root)(bad, None),
-        "scatter": lambda bad: make("scatter", root)(bad, None),
-    }
+    of_one: dict[str, FastPath] = {}
+    for row in operations.rows():
+        if row.primitive and not row.pattern.is_message:
+            details = tuple(root if one.role is Role.ROOT else "sum" for one in _detailed(row))
+            path = make(row.name, details if len(details) > 1 else (*details, None)[0])
+            of_one.update(_with_one_wrong_tensor(row, path, whole, part, size))
     for what, bad in not_plain(device):
         for name, call in of_one.items():
             assert not call(bad), f"the fast path of {name} takes a tensor {what}"
