@@ -61,9 +61,9 @@ NOT_IN_FULL = {
     "bench-inference": "measures; needs a quiet machine",
     "bench-peers": "measures; needs a quiet machine",
     "bench-training": "measures; needs a quiet machine",
-    "commands": "compat(newest) runs the same tests",
     "compat(middle)": "between the ends that are promised",
     "mutations": "takes hours; .ci/run plants a tenth of the faults in a turn",
+    "native -- --target aarch64": "takes a cross compiler and an emulator, and many times as long; a turn of .ci/run",
 }
 # What clang-format and clang-tidy read.
 NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
@@ -144,6 +144,28 @@ COMPATIBILITY = {
     "middle": ("3.12", "2.11.0"),
     "newest": ("3.13", "2.15.0"),
 }
+
+
+def find_python(version: str) -> str:
+    """A path to this version of Python where pyenv has one, else ``version``, for nox to look for or to skip."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(found[-1]) if found else version
+
+
+def has_python(version: str) -> bool:
+    """Return True where nox finds this version of Python, so that sessions for it are not skipped."""
+    found = find_python(version)
+    own = ".".join(map(str, sys.version_info[:2]))
+    return found != version or own == version or shutil.which(f"python{version}") is not None
+
+
+# What runs in place of compat(newest), as far as it can, where that is skipped.
+HAS_NEWEST = has_python(COMPATIBILITY["newest"][0])
+if HAS_NEWEST:
+    NOT_IN_FULL["commands"] = "compat(newest) runs the same tests"
+# What .ci/run runs in the turn of the newest Python.
+NEWEST = "newest"
 
 # What meets torch itself; the rest is our own logic, the same on all of them. Other paths can be given after --.
 COMPATIBILITY_TESTS = [
@@ -511,9 +533,9 @@ def integration_slow(session: nox.Session) -> None:
         run_pytest(session, *MESSAGE_TESTS, env={"TESTS_MISMATCH": "strict"})
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=[] if HAS_NEWEST else [*FULL, NEWEST])
 def commands(session: nox.Session) -> None:
-    """Tests of commctl's bench, trace, fit and predict with ranks that they start; compat(newest) runs them as well."""
+    """Tests of commctl's bench, trace, fit and predict with ranks that they start; compat(newest) has them as well."""
     install_sources(session, *all_sources(*group("integration")))
     run_pytest(session, "-rs", *(session.posargs or COMMAND_TESTS))
 
@@ -853,18 +875,14 @@ def python_headers(build: Path, prefix: str) -> str:
     return headers
 
 
-def find_python(version: str) -> str:
-    """A path to this version of Python where pyenv has one, else ``version``, for nox to look for or to skip."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
-    return str(found[-1]) if found else version
+COMPATIBILITY_TAGS = {"oldest": FULL, "middle": [], "newest": [*FULL, NEWEST]}
 
 
 @nox.session(default=False)
 @nox.parametrize(
     "python,torch",
     [
-        nox.param(find_python(python), torch, id=name, tags=FULL if name != "middle" else [])
+        nox.param(find_python(python), torch, id=name, tags=COMPATIBILITY_TAGS[name])
         for name, (python, torch) in COMPATIBILITY.items()
     ],
 )
@@ -888,7 +906,7 @@ def compat(session: nox.Session, torch: str) -> None:
     run_pytest(session, *options, *NEWEST_TESTS_ON_CCL, env=with_ccl, measuring=True)
 
 
-@nox.session(default=False, requires=["compat(newest)"], tags=FULL)
+@nox.session(default=False, requires=["compat(newest)"], tags=[*FULL, NEWEST])
 def coverage(session: nox.Session) -> None:
     """Asks that the tests on the newest Python, ranks counted, execute 85 % of the statements of every package."""
     if not list(ROOT.glob(".coverage.*")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import noxfile
+import pytest
 
 import readme_command
 
@@ -36,7 +38,32 @@ def test_what_the_full_run_leaves_out_has_a_reason() -> None:
     others = re.findall(r"(?m)^- (\S+)(?: \[([\w,-]+)\])?", shown)  # "*" marks those of plain nox
     left_out = {name for name, tags in others if "full" not in tags.split(",")}
     whole = {name if name in noxfile.NOT_IN_FULL else name.partition("(")[0] for name in left_out}
-    assert whole == set(noxfile.NOT_IN_FULL)
+    # Of a session that is in full, what takes options.
+    targets = {f"native -- --target {target}" for target in noxfile.CROSS}
+    assert whole | targets == set(noxfile.NOT_IN_FULL)
+
+
+@pytest.mark.parametrize("has_newest", [True, False])
+def test_the_tests_of_commands_run_in_full_with_or_without_the_newest_python(tmp_path: Path, has_newest: bool) -> None:
+    version = noxfile.COMPATIBILITY["newest"][0]
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        pytest.skip(f"this is Python {version} itself")
+    if has_newest:
+        found = tmp_path / "versions" / f"{version}.0" / "bin" / f"python{version}"
+        found.parent.mkdir(parents=True)
+        found.symlink_to(sys.executable)
+    # Without what the machine has of it.
+    env = {**os.environ, "PYENV_ROOT": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
+    command = [sys.executable, "-m", "nox", "--list", "--json", "-t", "newest"]
+    shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    tags = {one["session"]: one["tags"] for one in json.loads(shown)}
+    assert all("full" in one for one in tags.values())
+    assert tags.keys() - {"commands"} == {"compat(newest)", "coverage"}
+    assert ("commands" in tags) is not has_newest
+
+
+def test_the_full_run_has_a_reason_or_a_part_for_the_tests_of_commands() -> None:
+    assert ("commands" in noxfile.NOT_IN_FULL) is noxfile.HAS_NEWEST
 
 
 def test_comments_run_nothing() -> None:
