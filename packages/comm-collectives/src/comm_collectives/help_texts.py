@@ -31,13 +31,19 @@ _ARGUMENTS = {
 _HANDLE = "None; with ``async_op=True`` a :class:`Work`, whose ``wait()`` returns when the result may be used."
 
 #: Errors of every function that checks the names and types of its arguments.
-WRONG_ARGUMENTS = {"ArgumentError, ArgumentTypeError": "an argument is wrong; the message names it. Nothing was sent."}
+WRONG_ARGUMENTS = {
+    "ArgumentError": "the value of an argument is wrong; the message names it. Nothing was sent.",
+    "ArgumentTypeError": "the type of an argument is wrong; the message names it. Nothing was sent.",
+}
 #: Errors of every collective.
 COLLECTIVE_ERRORS = {
     **WRONG_ARGUMENTS,
     "NotInitializedError": "nothing is initialised, or the group was destroyed.",
     "BrokenGroupError": "an earlier call on the group failed.",
-    "PeerLostError, CommTimeoutError": "another rank ended, or did not call in time. The group is broken afterwards.",
+    "PeerLostError": "another rank ended. The group is broken afterwards.",
+    "CommTimeoutError": "another rank did not call in time. The group is broken afterwards.",
+    "CollectiveMismatchError": "the ranks' calls differ, here or earlier. The group is broken afterwards.",
+    "BackendUnavailableError": "the process lacks memory, threads or descriptors, or the package for the group.",
 }
 
 _SECTIONS = ("Args", "Returns", "Raises")
@@ -59,7 +65,7 @@ def with_full_help(function: Function, errors: Mapping[str, str]) -> Function:
     if "async_op" in names and not re.search(r"\breturn", text + sections.get("Returns", ""), re.I):
         sections["Returns"] = f"    {_HANDLE}\n"
     known = sections.get("Raises", "")
-    _extend(sections, "Raises", {name: why for name, why in errors.items() if name.split(",")[0] not in known})
+    _extend(sections, "Raises", {name: why for name, why in errors.items() if name not in known})
     parts = [text, *(f"{name}:\n{sections[name].rstrip()}" for name in _SECTIONS if sections.get(name, "").strip())]
     function.__doc__ = "\n\n".join(parts) + "\n"
     return function
