@@ -427,18 +427,31 @@ ANALYZER_CHECKS = "clang-analyzer-core.*,clang-analyzer-cplusplus.*"
 
 
 def tidy(session: nox.Session, *arguments: str) -> None:
-    """Run clang-tidy on the engine in shared memory."""
+    """Run clang-tidy on the native library; what cannot be compiled here is left out, with a warning."""
     if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))):
-        session.log("clang-tidy is left out: there is no C++ compiler (Debian: apt-get install g++)")
+        session.warn("clang-tidy reads nothing: there is no C++ compiler (Debian: apt-get install g++)")
         return
-    build = Path(session.create_tmp()) / "native"
-    source = PACKAGES[NATIVE].folder / "native" / "tests"
-    option = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
-    session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), option, silent=True)
-    # Not those of the module, and of the builds of the kernels for other instructions: they are not in that database.
-    left_out = ("/kernels/kernels.cpp", "/python/")
-    sources = [str(path) for path in native_sources() if "/shared_memory/" in str(path) and path.suffix == ".cpp"]
-    sources = [path for path in sources if not any(part in path for part in left_out)]
+    package = PACKAGES[NATIVE].folder
+    headers = Path(sysconfig.get_path("include"))
+    missing = []
+    if not (headers / "Python.h").is_file():
+        missing.append("headers of Python (Debian: apt-get install python3-dev)")
+    if fetch_oneccl.is_for_this_machine() and not fetch_oneccl.is_complete(package / ".oneccl"):
+        missing.append("oneCCL (python tools/fetch_oneccl.py)")
+    build = Path(session.create_tmp()) / ("tests" if missing else "package")
+    options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    if not missing:
+        source, options = package, [*options, f"-DPython_EXECUTABLE={sys.executable}"]
+    else:
+        source = package / "native" / "tests"  # the engine, with the module where there are headers
+        options += [f"-DPYTHON_HEADERS={headers}"] if (headers / "Python.h").is_file() else []
+    session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), *options, silent=True)
+    compiled = {Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())}
+    wanted = [path for path in native_sources() if path.suffix in (".c", ".cpp") and path.parent.name != "tests"]
+    if left_out := [str(path.relative_to(package)) for path in wanted if path not in compiled]:
+        reason = f"without {' and '.join(missing)}" if missing else "which are not built on this machine"
+        session.warn(f"clang-tidy leaves out {len(left_out)} files, {reason}: {', '.join(left_out)}")
+    sources = [re.escape(str(path)) for path in wanted if path in compiled]
     session.run("run-clang-tidy.py", "-quiet", *arguments, "-p", str(build), f"-j{WORKERS}", *sources, silent=True)
 
 

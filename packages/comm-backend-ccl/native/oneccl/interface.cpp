@@ -171,7 +171,7 @@ EXPORTED int comm_oneccl_start(const Group *group, const Call *call, int watched
         if (watched && request.state.load(std::memory_order_relaxed) == pending) {
             try {
                 ProgressThread::instance().add(*handle);
-            } catch (const std::bad_alloc &) {
+            } catch (const std::bad_alloc &) {  // NOLINT(bugprone-empty-catch)
                 // It is completed by those who wait.
             }
         }
@@ -221,7 +221,7 @@ EXPORTED int comm_oneccl_run(const Plan *plan, const void *input, void *output, 
         request->error = error.what();
         request->state.store(failed, std::memory_order_release);
     }
-    *made = new Handle(std::move(request));
+    *made = new Handle(std::move(request));  // NOLINT(bugprone-unhandled-exception-at-new): see above
     return 0;
 }
 

@@ -12,8 +12,10 @@
 #include <stddef.h>
 #include <string.h>
 
+/* NOLINTBEGIN(bugprone-reserved-identifier): the names are Intel's. */
 void *_intel_fast_memcpy(void *to, const void *from, size_t size_bytes) { return memcpy(to, from, size_bytes); }
 void *_intel_fast_memset(void *to, int byte, size_t size_bytes) { return memset(to, byte, size_bytes); }
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 #define NOBODY_TRACES(name) void *name##_ptr__3_0 = NULL;
 NOBODY_TRACES(__itt_domain_create)
@@ -52,7 +54,7 @@ NO(hwloc_bitmap_isset)
 NO(hwloc_bitmap_iszero)
 
 #define NOTHING(name) \
-    void *name(void) { return NULL; }
+    void *name(void) { return NULL; } /* NOLINT(bugprone-macro-parentheses): a name is declared. */
 NOTHING(hwloc_alloc_membind)
 NOTHING(hwloc_bitmap_alloc)
 NOTHING(hwloc_get_obj_by_depth)

@@ -34,7 +34,7 @@ void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, i
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // Whether string instructions are fast: ERMS or FSRM.
-bool has_fast_strings() {
+bool has_fast_strings() noexcept {
     unsigned eax, ebx = 0, ecx, edx = 0;
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && ((ebx >> 9 | edx >> 4) & 1) != 0;
 }
@@ -321,6 +321,8 @@ void reduce_floats(int op, void *output, const void *const *inputs, int input_co
         return reduce_blocks<Minimum, A, T, Convert>(output, inputs, input_count, count, false);
     case maximum:
         return reduce_blocks<Maximum, A, T, Convert>(output, inputs, input_count, count, false);
+    default:  // ruled out by reduces()
+        break;
     }
 }
 
@@ -342,6 +344,8 @@ void reduce_integers(int op, void *output, const void *const *inputs, int input_
         return reduce_blocks<Or, T, T, None>(output, inputs, input_count, count, false);
     case bit_xor:
         return reduce_blocks<Xor, T, T, None>(output, inputs, input_count, count, false);
+    default:  // ruled out by reduces()
+        break;
     }
 }
 
@@ -388,6 +392,8 @@ void reduce_any(int dtype, int op, void *output, const void *const *inputs, int 
         return reduce_floats<float, float, void>(op, WITH);
     case float64:
         return reduce_floats<double, double, void>(op, WITH);
+    default:  // ruled out by reduces()
+        break;
     }
 #undef WITH
 }

@@ -17,7 +17,7 @@ void dealloc(PyObject *self) {
     if (begin != nullptr && !forked) {
         try {
             Arena::instance().free(begin);
-        } catch (const std::bad_alloc &) {
+        } catch (const std::bad_alloc &) {  // NOLINT(bugprone-empty-catch)
             // It stays in use: there was no memory to write down that it is free.
         }
     }

@@ -11,6 +11,7 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <exception>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -44,7 +45,7 @@ struct GilRelease {
 };
 
 // A Python exception is set, and nullptr is what the function returns.
-struct PythonError {};
+struct PythonError : std::exception {};
 
 struct DropReference {
     void operator()(PyObject *object) const noexcept { Py_DECREF(object); }
@@ -66,6 +67,7 @@ PyObject *guarded(F body) {
     try {
         return body();
     } catch (const PythonError &) {
+        return nullptr;
     } catch (const std::invalid_argument &error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     } catch (const Inaccessible &error) {

@@ -218,7 +218,7 @@ PyModuleDef definition{
 
 }  // namespace shm
 
-PyMODINIT_FUNC PyInit__shared_memory() {
+PyMODINIT_FUNC PyInit__shared_memory() {  // NOLINT(bugprone-reserved-identifier): Python looks for it
     pthread_atfork([] { shm::Arena::instance().lock(); }, [] { shm::Arena::instance().unlock(); },
                    [] {
                        shm::Arena::instance().unlock();

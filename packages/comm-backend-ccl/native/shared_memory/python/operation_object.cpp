@@ -16,6 +16,7 @@ struct Abandoned {
     Held *held;
     PyObject *kept;
 };
+// Never destroyed. NOLINTNEXTLINE(bugprone-throwing-static-initialization): without memory for it, there is no module.
 std::vector<Abandoned> &abandoned = *new std::vector<Abandoned>;
 size_t next = 0;  // of these, to be looked at
 
@@ -88,7 +89,7 @@ void dealloc(PyObject *self) {
     if (held->task->now() == pending) {
         try {
             abandoned.push_back({held, kept});
-        } catch (const std::bad_alloc &) {
+        } catch (const std::bad_alloc &) {  // NOLINT(bugprone-empty-catch)
             // Both stay for good.
         }
     } else {

@@ -177,9 +177,12 @@ bool is_plain_by_shim(PyObject *object, PlainTensor &found) {
     int32_t device_type = -1, dtype = -1;
     int64_t dimensions = -1, *sizes = nullptr, *strides = nullptr, storage = -1, offset = -1;
     void *data = nullptr;
-    if (shim.device_type(tensor, &device_type) != 0 || device_type != torch_cpu || shim.dtype(tensor, &dtype) != 0 ||
-        (found.dtype = code_of(dtype)) < 0 || shim.dimensions(tensor, &dimensions) != 0 ||
-        shim.sizes(tensor, &sizes) != 0 || shim.strides(tensor, &strides) != 0) {
+    if (shim.device_type(tensor, &device_type) != 0 || device_type != torch_cpu || shim.dtype(tensor, &dtype) != 0) {
+        return false;
+    }
+    found.dtype = code_of(dtype);
+    if (found.dtype < 0 || shim.dimensions(tensor, &dimensions) != 0 || shim.sizes(tensor, &sizes) != 0 ||
+        shim.strides(tensor, &strides) != 0) {
         return false;
     }
     const int64_t elements = elements_of(dimensions, sizes, strides);
