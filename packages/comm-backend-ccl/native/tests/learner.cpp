@@ -20,29 +20,57 @@ namespace {
 // As many calls as a rank may be ahead of what it learns from.
 constexpr size_t lag = 8;
 
-// µs a call of each candidate: cached, streamed, and single copy or another number of stages.
+// µs a call of each candidate that two ranks have by methods_for(); the wide ring's with its handicap, as the learner
+// is told. The usual one is the first; the order of the others does not matter to a learner.
 struct Machine {
     const char *name;
+    int operation;
+    bool is_eager;
     std::vector<double> us;
+    int candidates() const { return static_cast<int>(us.size()); }
+    double best() const { return *std::min_element(us.begin(), us.end()); }
 };
 
-// Intel Xeon (family 6, model 207), two virtual cores: measured with CCL_SHARED_MEMORY_TRANSFER.
-// "synthetic": EPYC 9004 between two complexes, from the figures of decision 11.
+// Xeon, model 207 (family 6), and EPYC, family 26: cached, streamed and single copy or another number of stages were
+// measured with CCL_SHARED_MEMORY_TRANSFER, and the fourth is synthetic. "synthetic": between two complexes of an EPYC
+// 9004, from the figures of decision 11. Others name the decision that has their first figures, and those of the wide
+// and the near ring; the rest of the row is synthetic: twice as long around the caches within a complex (decision
+// 11), a tenth more with another number of stages, half as long again out of the peer's memory.
 const std::vector<Machine> machines{
-    {"Xeon, all_reduce of 256 KiB", {31.5, 56.9, 52.5}},
-    {"Xeon, all_reduce of 1 MiB", {123.6, 161.8, 220.7}},
-    {"Xeon, all_gather of 1 MiB, hot", {100.6, 125.8, 60.7}},
-    {"Xeon, float16 all_reduce of 1 MiB", {141, 202.7, 215.2}},
-    {"Xeon, all_reduce of 64 MiB", {11900, 13900, 15800}},
-    {"EPYC within a complex, all_reduce of 1 MiB", {59, 115, 75}},
-    {"EPYC between complexes, synthetic, 64 KiB", {31, 6, 11}},
-    {"EPYC between complexes, synthetic, 1 MiB", {486, 87, 120}},
-    {"EPYC between complexes, synthetic, 64 MiB", {30900, 9000, 12000}},
-    {"EPYC of family 26, all_reduce of 64 KiB", {2.75, 6.75, 10.6}},
-    {"EPYC of family 26, all_reduce of 1 MiB", {42, 87.9, 103.6}},
-    {"EPYC of family 26, all_reduce of 16 MiB", {941, 1909, 3154}},
-    {"two that are alike", {100, 101, 140}},
+    {"Xeon 207, all_reduce of 256 KiB", shm::all_reduce, false, {31.5, 56.9, 52.5, 35}},
+    {"Xeon 207, all_reduce of 1 MiB", shm::all_reduce, false, {123.6, 161.8, 220.7, 136}},
+    {"Xeon 207, all_gather of 1 MiB, hot", shm::all_gather, false, {100.6, 125.8, 60.7}},
+    {"Xeon 207, float16 all_reduce of 1 MiB", shm::all_reduce, false, {141, 202.7, 215.2, 155}},
+    {"Xeon 207, all_reduce of 64 MiB", shm::all_reduce, false, {11900, 13900, 15800, 13100}},
+    {"EPYC within a complex, all_reduce of 1 MiB", shm::all_reduce, false, {59, 115, 75, 65}},
+    {"EPYC between complexes, synthetic, 64 KiB", shm::all_reduce, true, {31, 6, 11, 38}},
+    {"EPYC between complexes, synthetic, 1 MiB", shm::all_reduce, false, {486, 87, 120, 505}},
+    {"EPYC between complexes, synthetic, 64 MiB", shm::all_reduce, false, {30900, 9000, 12000, 32100}},
+    {"EPYC 26, all_reduce of 64 KiB", shm::all_reduce, true, {2.75, 6.75, 10.6, 3.2}},
+    {"EPYC 26, all_reduce of 1 MiB", shm::all_reduce, false, {42, 87.9, 103.6, 46}},
+    {"EPYC 26, all_reduce of 16 MiB", shm::all_reduce, false, {941, 1909, 3154, 1035}},
+    // Small chunks, streamed, larger chunks, the near ring, single copy.
+    {"EPYC 26 near, decision 14, fresh broadcast of 1 MiB", shm::broadcast, false, {20, 40, 26, 22, 30}},
+    {"EPYC 26 far, decision 14, broadcast of 1 MiB", shm::broadcast, false, {33, 38, 41, 36, 50}},
+    {"Xeon 106, decision 16, fresh broadcast of 1 MiB", shm::broadcast, false, {98, 196, 108, 70, 147}},
+    {"Xeon 106, decision 16, hot broadcast of 1 MiB", shm::broadcast, false, {78, 156, 86, 71, 117}},
+    {"Xeon 106, decision 16, broadcast of 256 KiB", shm::broadcast, false, {22, 44, 24, 18, 33}},
+    // Cached, streamed, the wide ring, single copy. The wide ring is faster by 3 to 8 % on that Xeon.
+    {"Xeon 106, decision 16, all_gather of 64 KiB", shm::all_gather, true, {8.4, 16.8, 1.25 * 7.9, 12.6}},
+    {"EPYC 25/17 near, decision 16, all_reduce of 16 KiB", shm::all_reduce, true, {3.6, 7.2, 1.25 * 2.2, 5.4}},
+    {"EPYC 25/17 near, decision 16, all_reduce of 64 KiB", shm::all_reduce, true, {7.1, 14.2, 1.25 * 5.2, 10.7}},
+    {"EPYC 25/17 near, decision 16, all_gather of 64 KiB", shm::all_gather, true, {7.1, 14.2, 1.25 * 3.9, 10.7}},
+    {"EPYC 25/17 far, decision 16, all_gather of 64 KiB", shm::all_gather, true, {31, 6, 1.25 * 17, 11}},
+    // Cached, streamed, single copy, another number of stages.
+    {"EPYC 25/17 near, decision 14, all_reduce of 256 KiB", shm::all_reduce, false, {36, 88, 104, 42}},
+    {"EPYC 25/17 far, decision 14, all_reduce of 256 KiB", shm::all_reduce, false, {160, 150, 102, 180}},
+    {"EPYC 25/1 near, decision 14, all_reduce of 1 MiB", shm::all_reduce, false, {53, 145, 140, 60}},
+    {"EPYC 25/1 far, decision 14, all_reduce of 1 MiB", shm::all_reduce, false, {500, 106, 180, 520}},
+    {"five that are alike", shm::broadcast, false, {100, 101, 140, 102, 103}},
 };
+
+// After few calls, or with much noise, one that is slower by a tenth may be the best for a while.
+constexpr double nearly = 1.15;
 
 class Noise {
 public:
@@ -95,18 +123,25 @@ double as_it_was(size_t, double us) { return us; }
 
 TEST(learner_finds_the_fastest) {
     for (const Machine &machine : machines) {
-        for (int first = 0; first < 3; ++first) {
+        CHECK(
+            machine.candidates() == shm::methods_for(machine.operation, 2, shm::float32, machine.is_eager, true).count,
+            machine.name << " has " << machine.candidates() << " candidates");
+        for (const int first : {0, 1, machine.candidates() - 1}) {
             for (const double sigma : {0.02, 0.1, 0.2}) {
                 Noise noise(options.seed + static_cast<uint64_t>(first), sigma);
-                Learner learner(3, first);
+                Learner learner(machine.candidates(), first);
                 const auto times = [&](size_t) -> const std::vector<double> & { return machine.us; };
                 simulate(learner, 4000, times, as_it_was, noise);
                 const uint32_t changes = learner.changes();
                 const Run steady = simulate(learner, 20000, times, as_it_was, noise);
-                const double best = *std::min_element(machine.us.begin(), machine.us.end());
+                const double best = machine.best();
+                const double mean = steady.calls_us / static_cast<double>(steady.chosen.size());
+                CHECK(mean <= 1.05 * best, machine.name << ", noise " << sigma << ", begun with " << first
+                                                        << ": calls take " << mean << " instead of " << best << " us");
                 const double found = machine.us[static_cast<size_t>(learner.best())];
-                CHECK(found <= 1.05 * best, machine.name << ", noise " << sigma << ", begun with " << first
-                                                         << ": ends with " << found << " instead of " << best << " us");
+                CHECK(found <= (sigma > 0.1 ? nearly : 1.05) * best,
+                      machine.name << ", noise " << sigma << ", begun with " << first << ": ends with " << found
+                                   << " instead of " << best << " us");
                 CHECK(learner.changes() - changes <= 20,
                       machine.name << ", noise " << sigma << ": " << learner.changes() - changes << " changes");
                 const double spent = steady.trials_us / steady.calls_us;
@@ -334,7 +369,7 @@ TEST(learners_of_operations_that_take_turns_settle) {
     for (const Machine &machine : machines) {
         for (const size_t kinds : {size_t{1}, size_t{3}, size_t{8}, size_t{20}}) {
             Noise noise(options.seed, 0.1);
-            std::vector<Learner> learners(kinds, Learner(3));
+            std::vector<Learner> learners(kinds, Learner(machine.candidates()));
             struct Call {
                 size_t kind;
                 Learner::Choice choice;
@@ -351,11 +386,11 @@ TEST(learners_of_operations_that_take_turns_settle) {
                 const Learner::Choice choice = learners[kind].next();
                 under_way.push_back({kind, choice, noise.of(machine.us[choice.candidate])});
             }
-            const double best = *std::min_element(machine.us.begin(), machine.us.end());
+            const double best = machine.best();
             for (const Learner &learner : learners) {
                 CHECK(learner.has_settled(), machine.name << ", " << kinds << " kinds: it has not settled");
                 const double found = machine.us[static_cast<size_t>(learner.best())];
-                CHECK(found <= 1.1 * best, machine.name << ", " << kinds << " kinds: ends with " << found << " us");
+                CHECK(found <= nearly * best, machine.name << ", " << kinds << " kinds: ends with " << found << " us");
             }
         }
     }
@@ -382,11 +417,14 @@ TEST(learner_survives_lies) {
 
 // That ranks choose alike is tested by groups.cpp, of groups that have their durations at different times.
 TEST(learner_seldom_changes_among_equals) {
-    const std::vector<double> us{59, 61, 60};
-    Noise noise(options.seed, 0.3);
-    Learner one(3);
-    simulate(one, 50000, [&](size_t) -> const std::vector<double> & { return us; }, as_it_was, noise);
-    CHECK(one.changes() <= 50, "it changed " << one.changes() << " times in 50,000 calls");
+    const std::vector<double> alike{59, 61, 60, 60.5, 59.5, 60};
+    for (size_t count = 2; count <= alike.size(); ++count) {
+        const std::vector<double> us(alike.begin(), alike.begin() + static_cast<std::ptrdiff_t>(count));
+        Noise noise(options.seed, 0.3);
+        Learner one(static_cast<int>(count));
+        simulate(one, 50000, [&](size_t) -> const std::vector<double> & { return us; }, as_it_was, noise);
+        CHECK(one.changes() <= 50, "of " << count << ", it changed " << one.changes() << " times in 50,000 calls");
+    }
 }
 
 // A profile of the host: nothing is tried at first while calls take as long as it says, and what it has wrong, as the
@@ -394,30 +432,32 @@ TEST(learner_seldom_changes_among_equals) {
 TEST(learner_starts_from_what_is_known) {
     for (const Machine &machine : machines) {
         Learner::Nanoseconds known{};
-        for (size_t one = 0; one < 3; ++one) {
+        for (size_t one = 0; one < machine.us.size(); ++one) {
             known[one] = static_cast<uint64_t>(machine.us[one] * 1000);
         }
         const auto times = [&](size_t) -> const std::vector<double> & { return machine.us; };
-        const double best = *std::min_element(machine.us.begin(), machine.us.end());
+        const double best = machine.best();
         Noise noise(options.seed, 0.1);
-        Learner true_one(3, 0, false, known);
+        Learner true_one(machine.candidates(), 0, false, known);
         CHECK(true_one.has_settled() && machine.us[static_cast<size_t>(true_one.best())] == best, machine.name);
         const Run run = simulate(true_one, 300, times, as_it_was, noise);
         CHECK(std::count(run.chosen.begin(), run.chosen.end(), true_one.best()) == 300, machine.name << ": it tried");
 
         std::swap(known[0], known[1]);
-        Learner misled(3, 0, false, known);
+        Learner misled(machine.candidates(), 0, false, known);
         simulate(misled, 700, times, as_it_was, noise);
         const double found = machine.us[static_cast<size_t>(misled.best())];
-        CHECK(found <= 1.05 * best, machine.name << ", misled: ends with " << found << " instead of " << best << " us");
+        CHECK(found <= nearly * best,
+              machine.name << ", misled: ends with " << found << " instead of " << best << " us");
 
         for (uint64_t &ns : known) {
             ns *= 10;
         }
-        Learner outdated(3, 0, false, known);
+        Learner outdated(machine.candidates(), 0, false, known);
         simulate(outdated, 700, times, as_it_was, noise);
         const double late = machine.us[static_cast<size_t>(outdated.best())];
-        CHECK(late <= 1.05 * best, machine.name << ", outdated: ends with " << late << " instead of " << best << " us");
+        CHECK(late <= nearly * best,
+              machine.name << ", outdated: ends with " << late << " instead of " << best << " us");
     }
     // all_reduce of 64 KiB on an EPYC (family 26, model 2), whose first group had measured it beside other processes.
     Learner deceived(3, 0, false, {27210, 5548, 9123});
