@@ -357,9 +357,8 @@ void Group::queue_at_once(const Make &make, const flight::Recorded &recorded, Ha
 }
 
 bool Group::run_at_once(Request &request, int looks, Handle &left) {
-    if (request.operation == send || request.operation == receive ||
-        input_bytes(*this, request) > small_bytes(*this) || shown_bytes(*this, request) > at_once_bytes ||
-        !lock_.try_lock()) {
+    if (request.operation == send || request.operation == receive || input_bytes(*this, request) > small_bytes(*this) ||
+        shown_bytes(*this, request) > at_once_bytes || !lock_.try_lock()) {
         return false;
     }
     const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
