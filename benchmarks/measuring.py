@@ -8,11 +8,13 @@ import platform
 import select
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -24,18 +26,23 @@ __all__ = [
     "MIB",
     "PERIOD",
     "Meeting",
+    "Ratio",
+    "Table",
+    "Verdict",
     "cores",
     "fill",
     "free_memory_bytes",
     "free_port",
     "instruction_sets",
     "interval",
+    "judged",
     "machine",
     "named",
     "output_file",
     "positive",
     "put_between",
     "running",
+    "targets_table",
 ]
 
 KIB, MIB = 2**10, 2**20
@@ -112,6 +119,94 @@ def interval(of_rounds: Callable[[Sequence[int]], float], rounds: int) -> tuple[
     random = Random(0)
     found = sorted(of_rounds(random.choices(range(rounds), k=rounds)) for _ in range(_DRAWS))
     return found[_DRAWS // 40], found[-1 - _DRAWS // 40]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two statistics of rounds, and the ends of its 95 % interval."""
+
+    value: float
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(
+        cls,
+        of: Sequence[float],
+        to: Sequence[float],
+        statistic: Callable[[Iterator[float]], float] = statistics.median,
+    ) -> Ratio:
+        """Return the statistic of some rounds over that of others, round by round measured after one another."""
+
+        def of_rounds(some: Sequence[int]) -> float:
+            return statistic(of[one] for one in some) / statistic(to[one] for one in some)
+
+        count = min(len(of), len(to))
+        return cls(of_rounds(range(count)), *interval(of_rounds, count))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.lower:.2f} to {self.upper:.2f})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target of a benchmark, and what was found where it is hardest: ``found`` is a ratio, as it is printed."""
+
+    target: str
+    where: str
+    found: str
+    met: bool
+
+    @classmethod
+    def at_least(cls, target: str, least: float, ratios: Mapping[str, Ratio]) -> Verdict:
+        """Judge ratios, by where they were found: the lower end of each interval is at least ``least``."""
+        where, ratio = min(ratios.items(), key=lambda one: one[1].lower)
+        return cls(target, where, str(ratio), ratio.lower >= least)
+
+    @classmethod
+    def never_below(cls, target: str, ratios: Mapping[str, Ratio]) -> Verdict:
+        """Judge ratios of what may be equal: each interval reaches 1."""
+        where, ratio = min(ratios.items(), key=lambda one: one[1].upper)
+        return cls(target, where, str(ratio), ratio.upper >= 1)
+
+    @classmethod
+    def within(cls, target: str, share: float, shares: Mapping[str, float], less: bool = False) -> Verdict:
+        """Judge what was counted over what was expected: it is off by at most ``share``; ``less``: or below it."""
+        where, found = max(shares.items(), key=lambda one: one[1] - 1 if less else abs(one[1] - 1))
+        return cls(target, where, f"{found:.3f}", found <= 1 + share and (less or found >= 1 - share))
+
+
+def judged(met: bool) -> str:
+    """Return the word for a target on a page."""
+    return "met" if met else "**missed**"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for a terminal and for a page of Markdown."""
+
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+    def text(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.head, *self.lines, strict=True)]
+        lines = [
+            "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])))
+            for line in (self.head, *self.lines)
+        ]
+        return "\n".join((self.title, *(f"  {line}" for line in lines)))
+
+    def markdown(self) -> str:
+        rule = ["---"] + ["---:"] * (len(self.head) - 1)
+        lines = "\n".join(f"| {' | '.join(line)} |" for line in (self.head, rule, *self.lines))
+        return f"{self.title}:\n\n{lines}"
+
+
+def targets_table(verdicts: Sequence[Verdict]) -> Table:
+    """Return a line for each target."""
+    head = ["target", "hardest at", "ratio (95 % interval)", ""]
+    return Table("Targets", head, [[one.target, one.where, one.found, judged(one.met)] for one in verdicts])
 
 
 def cores(number: int) -> list[int]:

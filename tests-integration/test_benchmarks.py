@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import coalescing  # noqa: E402
 import compression  # noqa: E402
 import deterministic  # noqa: E402
 import first_calls  # noqa: E402
+from measuring import KIB, MIB  # noqa: E402
 from peers import data, tasks  # noqa: E402
 from training import cli as training  # noqa: E402
 
@@ -78,7 +79,7 @@ def compressed(method: str, wrong: Callable[[Any], object] | None) -> None:
 
     dist.all_reduce = all_reduce  # type: ignore[assignment]
     compression.acknowledged_bytes = lambda: 0
-    compression.rank_main(1 << 16, 1, [method], 1)
+    compression.rank_main([1 << 20], 1, [method], 1)
 
 
 def zeroed(tensor: Any) -> None:
@@ -151,6 +152,95 @@ def test_calls_that_do_nothing_end_the_run(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         run_ranks(without, 2, name, 1, program, arguments, timeout_s=60 * patience())
+
+
+def calls_of_a_codec(size_bytes: int) -> int:
+    """Return how many calls the benchmark makes of a codec in one round of a size."""
+    compression.acknowledged_bytes = lambda: 0
+    compression._UNTIMED, compression._SMALL_ROUNDS = 0, 1
+    right, calls = dist.all_reduce, 0
+
+    def all_reduce(*arguments: Any, compression: Any = None, **named: Any) -> None:
+        nonlocal calls
+        calls += compression is not None
+        right(*arguments, compression=compression, **named)
+
+    dist.all_reduce = all_reduce  # type: ignore[assignment]
+    compression.rank_main([size_bytes], 1, ["fp16"], 1)
+    return calls
+
+
+def test_a_round_of_a_small_tensor_is_many_calls() -> None:
+    # Of one call of 64 KiB, the kernel's tick decides. One more turn counts bytes.
+    for size_bytes, calls in ((64 * KIB, 64), (4 * MIB, 1)):
+        assert run_ranks(calls_of_a_codec, 2, size_bytes, timeout_s=60 * patience()) == [2 * calls] * 2
+
+
+MARKS = "{begin}\nold\n{end}\n"
+
+
+def written(program: Any, arguments: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines about targets that a benchmark writes."""
+    page = tmp_path / "page.md"
+    page.write_text(MARKS.format(begin=program.BEGIN, end=program.END))
+    monkeypatch.setattr(program, "PAGE", page)
+    program.main([*arguments, "--write"], lambda _: None)
+    _, _, targets = page.read_text().partition("Targets:\n\n")
+    return targets.removesuffix(f"{program.END}\n").strip().splitlines()[2:]
+
+
+def test_the_page_on_compression_says_which_targets_are_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(rate: str, ranks: int, sizes: Sequence[int], rounds: int, codecs: Sequence[str]) -> Any:
+        def times_as_fast(name: str) -> float:
+            return 1.0 if "float32" in name else 2.0
+
+        def of_size(size: int) -> compression.Found:
+            names = [
+                "float32",
+                *codecs,
+                *([compression.ON_CCL] if ranks == 2 and codecs[0].startswith(compression.CHOSEN) else []),
+            ]
+            return {
+                name: {
+                    "s": [(1 + 0.01 * one) / times_as_fast(name) for one in range(rounds)],
+                    "bytes": 104 if name == "int8" else 102,
+                    "expected": None if "float32" in name or name.startswith(compression.CHOSEN) else 100,
+                    "error": 0.0,
+                }
+                for name in names
+            }
+
+        found = {size: of_size(size) for size in sizes}
+        if ranks == 2 and 64 * KIB in found:  # beside float32 on ccl, which is faster than gloo there
+            found[64 * KIB][compression.ON_CCL]["s"] = [0.2] * rounds
+        return found
+
+    monkeypatch.setattr(compression, "measured", measured)
+    lines = written(compression, [], tmp_path, monkeypatch)
+    assert [line.replace("**", "").split(" | ")[0].strip("| ") for line in lines[:6]] == [
+        "fp16: at least 1.9 times as fast as float32",
+        "int8: at least 3.8 times as fast as float32",
+        "int4: at least 7 times as fast as float32",
+        "onebit: at least 12 times as fast as float32",
+        "bytes sent: the codec's within 3%",
+        "chosen by the library: never slower than float32",
+    ]
+    assert lines[0].endswith("| 1 Gbit/s, one rank a host | 2.00 (2.00 to 2.00) | met |")
+    assert lines[1].endswith("| 1 Gbit/s, one rank a host | 2.00 (2.00 to 2.00) | **missed** |")
+    assert lines[4].endswith("| 1 Gbit/s, one rank a host, int8 | 1.040 | **missed** |")
+    assert lines[5].endswith("| met |")
+    assert "| fp16 between hosts: at least 1.9" in lines[6]
+    assert lines[10].endswith("fp16 between hosts | 1.020 | met |")
+    assert "2 ranks a host, 64 KiB, fp16 between hosts | 0.39 (0.38 to 0.40)" in lines[11]
+    assert lines[11].endswith("| **missed** |")
+    assert [line.split(" |")[0] for line in lines[12:]] == [
+        "| int8: at least 1.5 times as fast as float32",
+        "| bytes sent: the codec's within 3%",
+        "| chosen by the library: never slower than float32",
+        "| int8 between hosts: at least 1.5 times as fast as float32",
+        "| bytes sent: the codec's within 3%",
+        "| chosen by the library: never slower than float32",
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", *tasks.SHORT_TYPES])

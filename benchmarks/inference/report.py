@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from peers.report import Table
+from measuring import Table, judged
 
 from inference.results import Results, Verdict
 
@@ -41,6 +41,5 @@ def targets_table(verdicts: Sequence[Verdict]) -> Table:
         if one.ratio is None:
             lines.append([text, "not measured", ""])
             continue
-        met = "met" if one.met else "**missed**"
-        lines.append([text, f"{one.ratio:.3f} ({one.lower:.3f} to {one.upper:.3f})", met])
+        lines.append([text, f"{one.ratio:.3f} ({one.lower:.3f} to {one.upper:.3f})", judged(bool(one.met))])
     return Table("Targets", ["target", "ratio of medians, ours to the other", ""], lines)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from measuring import interval
+from measuring import Ratio, interval
 
 __all__ = ["TARGETS", "Results", "Round", "Target", "Verdict", "describe"]
 
@@ -79,14 +79,10 @@ class Results:
     def ratio(self, name: str, other: str, measure: str) -> tuple[float, float, float] | None:
         """The ratio of two medians and its 95 % interval, by rounds that were measured after one another."""
         own, its = self.values(name, measure), self.values(other, measure)
-        count = min(len(own), len(its))
-        if not count:
+        if not own or not its:
             return None
-
-        def of_rounds(some: Sequence[int]) -> float:
-            return statistics.median(own[one] for one in some) / statistics.median(its[one] for one in some)
-
-        return of_rounds(range(count)), *interval(of_rounds, count)
+        found = Ratio.of(own, its)
+        return found.value, found.lower, found.upper
 
     def to_json(self) -> dict[str, Any]:
         names = [one.name for one in dataclasses.fields(Round)]

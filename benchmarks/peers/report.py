@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measuring import MIB, named, put_between
+from measuring import MIB, Table, judged, named, put_between
 
 from peers.results import Results, Verdict
 from peers.tasks import MEMORIES, TRAINING, Task
 
-__all__ = ["Table", "draw", "rewrite", "tables", "targets_table"]
+__all__ = ["draw", "rewrite", "tables", "targets_table"]
 
 BEGIN, END = "<!-- begin: nox -s bench-peers -- --write -->", "<!-- end -->"
 #: What is drawn below the others.
@@ -31,26 +30,6 @@ STYLES = {
     "DeepSpeed": ("#7f8c8d", "X"),
     "gloo": ("#bdc3c7", "*"),
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    head: list[str]
-    lines: list[list[str]]
-
-    def text(self) -> str:
-        widths = [max(map(len, column)) for column in zip(self.head, *self.lines, strict=True)]
-        lines = [
-            "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])))
-            for line in (self.head, *self.lines)
-        ]
-        return "\n".join((self.title, *(f"  {line}" for line in lines)))
-
-    def markdown(self) -> str:
-        rule = ["---"] + ["---:"] * (len(self.head) - 1)
-        lines = "\n".join(f"| {' | '.join(line)} |" for line in (self.head, rule, *self.lines))
-        return f"{self.title}:\n\n{lines}"
 
 
 def figure(value_us: float | None) -> str:
@@ -123,7 +102,7 @@ def targets_table(verdicts: Sequence[Verdict]) -> Table:
             lines.append([text, "not measured", "", "", ""])
             continue
         where = f"{named(one.task.size_bytes)} {one.task.memory}" + (f", {one.beside}" if one.beside else "")
-        met = "met" if one.met else "**missed**"
+        met = judged(bool(one.met))
         if one.measured < len(one.target.tasks):
             met += " where measured"
         lines.append([text, where, figure(one.got_us), figure(one.bound_us), f"{one.lower:.2f}", met])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.report import Table
+from measuring import Table
 
 from training.results import Results, expected_bytes
 
