@@ -19,6 +19,7 @@ import coalescing  # noqa: E402
 import compression  # noqa: E402
 import deterministic  # noqa: E402
 import first_calls  # noqa: E402
+import hierarchical  # noqa: E402
 from measuring import KIB, MIB  # noqa: E402
 from peers import data, tasks  # noqa: E402
 from training import cli as training  # noqa: E402
@@ -154,6 +155,33 @@ def test_calls_that_do_nothing_end_the_run(
         run_ranks(without, 2, name, 1, program, arguments, timeout_s=60 * patience())
 
 
+def steps(name: str | None, right_calls: int) -> None:
+    """Run the benchmark of hierarchical calls, without a link, where ``name`` does nothing after some calls."""
+    hierarchical.acknowledged_bytes = lambda: 0
+    if name is None:
+        hierarchical.rank_main([64 * KIB], 1)
+    else:
+        without(name, right_calls, hierarchical.rank_main, ([64 * KIB], 1))
+
+
+def test_right_results_of_hierarchical_calls_pass() -> None:
+    run_ranks(steps, 2, None, 0, timeout_s=60 * patience())
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("all_reduce", "all_reduce"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("all_gather_into_tensor", "all_gather"),
+        ("broadcast", "broadcast"),
+    ],
+)
+def test_hierarchical_calls_that_do_nothing_end_the_run(name: str, operation: str) -> None:
+    with pytest.raises(AssertionError, match=f"{operation} of 64 KiB, gloo, rank [01]: got a wrong result"):
+        run_ranks(steps, 2, name, 0, timeout_s=60 * patience())
+
+
 def calls_of_a_codec(size_bytes: int) -> int:
     """Return how many calls the benchmark makes of a codec in one round of a size."""
     compression.acknowledged_bytes = lambda: 0
@@ -241,6 +269,41 @@ def test_the_page_on_compression_says_which_targets_are_met(tmp_path: Path, monk
         "| bytes sent: the codec's within 3%",
         "| chosen by the library: never slower than float32",
     ]
+
+
+def test_the_page_on_hierarchical_calls_says_which_targets_are_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ms = {
+        "gloo": 20.0,
+        "gloo, hierarchical": 10.0,
+        "gloo, chosen": 16.0,
+        "oneCCL": 30.0,
+        "shared memory and oneCCL": 10.0,
+        "chosen": 10.0,
+    }
+
+    def measured(rate: str, host_of: list[int], sizes: list[int], rounds: int) -> hierarchical.Found:
+        found: hierarchical.Found = {
+            (operation, size): {name: {"s": [one] * rounds, "bytes": size} for name, one in ms.items()}
+            for operation, size in hierarchical.tasks(sizes)
+        }
+        if host_of == hierarchical.NUMBERED["round-robin"]:
+            found["broadcast", 16 * MIB]["shared memory and oneCCL"]["bytes"] = 17 * MIB
+            found["all_reduce", 4 * KIB]["chosen"]["s"] = [31.0] * rounds
+        return found
+
+    monkeypatch.setattr(hierarchical, "measured", measured)
+    lines = written(hierarchical, [], tmp_path, monkeypatch)
+    verdicts = [line.split(" | ")[-1].rstrip(" |") for line in lines]
+    assert verdicts == [
+        *("met", "**missed**", "met", "met", "met"),
+        *("**missed**", "**missed**", "met", "**missed**", "**missed**"),
+    ]
+    assert "1.4 times as fast as gloo's ring | host by host, all_reduce 16 MiB, gloo, chosen | 1.25" in lines[1]
+    assert "2.5 times as fast as gloo's ring | round-robin, all_reduce 16 MiB, gloo, hierarchical | 2.00" in lines[5]
+    assert "round-robin, broadcast 16 MiB, shared memory and oneCCL | 1.062" in lines[8]
+    assert "never slower than in one step | round-robin, all_reduce 4 KiB, chosen | 0.97" in lines[9]
 
 
 @pytest.mark.parametrize("dtype", ["float32", *tasks.SHORT_TYPES])
