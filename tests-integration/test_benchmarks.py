@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -304,6 +305,25 @@ def test_the_page_on_hierarchical_calls_says_which_targets_are_met(
     assert "2.5 times as fast as gloo's ring | round-robin, all_reduce 16 MiB, gloo, hierarchical | 2.00" in lines[5]
     assert "round-robin, broadcast 16 MiB, shared memory and oneCCL | 1.062" in lines[8]
     assert "never slower than in one step | round-robin, all_reduce 4 KiB, chosen | 0.97" in lines[9]
+
+
+def test_the_page_on_inference_sums_up_the_targets_of_its_tables() -> None:
+    page = (BENCHMARKS.parent / "docs" / "inference.md").read_text(encoding="utf-8")
+    before, _, results = page.partition("## Results")
+    of_processors = [
+        dict(re.findall(r"^\| (.*?) \| .*?(met|\*\*missed\*\*) +\|$", one, re.MULTILINE))
+        for one in results.split("\n### ")[1:]
+    ]
+    # In the order of the columns: as the page names the machines, whereas results are in the order of measurement.
+    columns = [of_processors[one] for one in (0, 2, 1, 3, 4)]
+    rows = [
+        row.strip("| ").split(" | ")
+        for row in before.splitlines()
+        if row.startswith(("| AutoTP, c", "| AutoTP, t", "| torch, c", "| torch, t"))
+    ]
+    assert len(rows) == 6
+    for target, *verdicts in rows:
+        assert verdicts == [one.get(target, "not measured") for one in columns], target
 
 
 @pytest.mark.parametrize("dtype", ["float32", *tasks.SHORT_TYPES])
