@@ -73,6 +73,7 @@ BENCHMARKS = {
     "callback": "comm-orchestrator",
     "dispatch": "comm-orchestrator[ccl]",
     "entry": "comm-orchestrator[ccl]",
+    "learning": "comm-orchestrator[ccl]",
     "logger": "comm-orchestrator[ccl]",
     "transports": "comm-orchestrator[ccl]",
 }

@@ -21,6 +21,7 @@ import compression  # noqa: E402
 import deterministic  # noqa: E402
 import first_calls  # noqa: E402
 import hierarchical  # noqa: E402
+import learning  # noqa: E402
 from measuring import KIB, MIB  # noqa: E402
 from peers import data, tasks  # noqa: E402
 from training import cli as training  # noqa: E402
@@ -132,8 +133,9 @@ def without(name: str, right_calls: int, program: Callable[..., object], argumen
         (3, coalescing.rank_main, ("gloo", 8, 1)),
         (2, deterministic.rank_main, ("gloo", "float16", [4096], 1)),
         (3, deterministic.rank_main, ("gloo", "float32", [4096], 1)),
+        (2, learning.rank_main, ([4 * MIB], 1)),
     ],
-    ids=["first calls", "coalescing", "two ranks", "three ranks"],
+    ids=["first calls", "coalescing", "two ranks", "three ranks", "learning"],
 )
 def test_right_results_pass(ranks: int, program: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     run_ranks(program, ranks, *arguments, timeout_s=60 * patience())
@@ -147,6 +149,7 @@ def test_right_results_pass(ranks: int, program: Callable[..., object], argument
         ("all_to_all_single", first_calls.rank_main, ("gloo", 4096, 5), "all_to_all_single, call 2, rank"),
         ("all_reduce_coalesced", coalescing.rank_main, ("gloo", 8, 1), "in a list, rank 0: got .* wrong elements"),
         ("all_reduce", deterministic.rank_main, ("gloo", "float32", [4096], 1), "mode off, rank 0: got .* wrong"),
+        ("all_reduce", learning.rank_main, ([4 * MIB], 1), "learning, 4 MiB, rank [01]: got a wrong sum"),
     ],
 )
 def test_calls_that_do_nothing_end_the_run(
@@ -305,6 +308,19 @@ def test_the_page_on_hierarchical_calls_says_which_targets_are_met(
     assert "2.5 times as fast as gloo's ring | round-robin, all_reduce 16 MiB, gloo, hierarchical | 2.00" in lines[5]
     assert "round-robin, broadcast 16 MiB, shared memory and oneCCL | 1.062" in lines[8]
     assert "never slower than in one step | round-robin, all_reduce 4 KiB, chosen | 0.97" in lines[9]
+
+
+def test_the_page_on_learning_says_which_targets_are_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(sizes: Sequence[int], rounds: int) -> learning.Found:
+        found = {size: {name: [1.0] * rounds for name in learning.GROUPS} for size in sizes}
+        found[MIB][learning.LEARNING] = [1.005] * rounds
+        found[16 * MIB][learning.LEARNING][0] = 1 + 0.02 * rounds  # one trial that costs 2 % of all rounds
+        return found
+
+    monkeypatch.setattr(learning, "measured", measured)
+    above, small = written(learning, [], tmp_path, monkeypatch)
+    assert re.fullmatch(r"\| learning, above 8 KiB: .* \| 16 MiB, beside .* \| 0\.98 .* \| \*\*missed\*\* \|", above)
+    assert re.fullmatch(r"\| learning, up to 8 KiB: .* \| 4 KiB, beside .* \| 1\.00 .* \| met \|", small)
 
 
 def test_the_page_on_inference_sums_up_the_targets_of_its_tables() -> None:

@@ -70,6 +70,35 @@ def test_no_single_copy_without_the_kernels_permission(rank_environment: dict[st
         assert candidates == {"cached", "streamed", "cached, wide ring"}
 
 
+def run_calls_of(size_bytes: int) -> list[dict[str, Any]]:
+    """Return what the groups have learned from calls in which every rank has so much, and from no others."""
+    start()
+    W = dist.get_world_size()
+    own, all_of_them = torch.ones(size_bytes // 4), torch.ones(W * size_bytes // 4)
+    for _ in range(300):  # more than a comparison takes
+        dist.all_reduce(own)
+        dist.broadcast(own, 0)
+        dist.all_gather_into_tensor(all_of_them, own)
+        dist.reduce_scatter_tensor(own[: len(own) // W], own)
+        dist.all_to_all_single(torch.empty_like(own), own)
+    learned = [row for group in shared_communicator.open_groups() for row in group.methods()]
+    dist.destroy_process_group()
+    return learned
+
+
+@pytest.mark.parametrize("size_bytes", [64, 4096, 8192])
+def test_calls_of_up_to_8_kib_take_no_part_in_learning(size_bytes: int, rank_environment: dict[str, Any]) -> None:
+    # A first group measures a host that has no profile, with larger calls.
+    environment = rank_environment | {"CCL_SHARED_MEMORY_PROFILE": "0"}
+    assert run_ranks(run_calls_of, 2, size_bytes, env=environment) == [[], []]
+
+
+def test_larger_calls_take_part_in_learning(rank_environment: dict[str, Any]) -> None:
+    environment = rank_environment | {"CCL_SHARED_MEMORY_PROFILE": "0"}
+    for learned in run_ranks(run_calls_of, 2, 12288, env=environment):
+        assert "all_reduce" in {row["operation"] for row in learned}
+
+
 def run_forbidden() -> None:
     if os.environ["RANK"] == "1":
         forbid_reading_of_peers()
