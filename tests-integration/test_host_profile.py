@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_backend_ccl import shared_communicator
-from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_backend_ccl import host_profile, shared_communicator, tuning
+from comm_utils.testing import per_rank, run_ranks, run_ranks_outcomes
 
 _FOUND = dist.available_backends()["ccl"]
 pytestmark = pytest.mark.skipif(
     "profile of transfers" not in _FOUND.details, reason=_FOUND.details.get("shared memory", _FOUND.reason)
 )
-# Of float32: the least size that is measured; a busy machine may come no further.
+# Of float32: the least size that is measured.
 ELEMENTS = 1 << 14
 
 
@@ -54,14 +54,22 @@ def run_reductions(calls: int) -> tuple[list[dict[str, Any]], list[dict[str, Any
     return at_first, known
 
 
-def measure_all(environment: dict[str, Any], folder: Path, ranks: int = 2) -> dict[str, Any]:
-    """Return the content of the profile, once first groups have measured all that they do."""
-    for _ in range(24):  # so many sizes that a busy machine could need a group for each
-        run_ranks(run_reductions, ranks, 0, env=environment)
-        (file,) = files(folder)
-        content: dict[str, Any] = json.loads(file.read_text())
-        if content["ranks"][str(ranks)]["whole"]:
-            break
+def measure_one_size() -> None:
+    """Keep the first size that a first group measures, also where the machine is too busy for its limit."""
+    dist.init_distributed("ccl", verbose=False)
+    (world,) = shared_communicator.open_groups()
+    quick = tuning.quick(world.size)
+    assert tuning.measure(world, quick._replace(sizes_bytes=quick.sizes_bytes[:1], limit_s=100.0))
+    if world.rank == 0:
+        host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.FIRST_GROUP)
+    dist.destroy_process_group()
+
+
+def measure(environment: dict[str, Any], folder: Path, ranks: int = 2) -> dict[str, Any]:
+    """Return the content of a profile of one size."""
+    run_ranks(measure_one_size, ranks, env=environment, timeout_s=150)
+    (file,) = files(folder)
+    content: dict[str, Any] = json.loads(file.read_text())
     assert content["ranks"][str(ranks)]["whole"]
     return content
 
@@ -70,11 +78,13 @@ def test_the_first_group_measures_and_later_ones_start_from_it(cache_folder: dic
     environment = cache_folder
     (measured, _), (same, _) = run_ranks(run_reductions, 2, 0, env=environment)
     assert measured == same
-    kinds = {"all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all_v"}
-    assert {row["operation"] for row in measured} == kinds
-    content = measure_all(environment, tmp_path)
-    assert list(content["ranks"]) == ["2"]
     (file,) = files(tmp_path)
+    first = json.loads(file.read_text())["ranks"]["2"]
+    assert first["whole"] or first["tries"] == 1  # as a busy machine does not come far
+    content = measure(environment, tmp_path)
+    assert list(content["ranks"]) == ["2"]
+    kinds = {"all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all_v"}
+    assert {row[0] for row in content["ranks"]["2"]["rows"]} == kinds
     before = file.read_bytes()
 
     for at_first, known in run_ranks(run_reductions, 2, 40, env=environment):
@@ -89,7 +99,7 @@ def test_the_first_group_measures_and_later_ones_start_from_it(cache_folder: dic
 
 
 def test_more_ranks_measure_what_they_do_in_one_step_too(environment: dict[str, Any], tmp_path: Path) -> None:
-    content = measure_all(environment, tmp_path, 4)
+    content = measure(environment, tmp_path, 4)
     in_one_step = {row[0] for row in content["ranks"]["4"]["rows"] if row[3]}
     assert in_one_step >= {"all_reduce", "broadcast", "all_gather"}
 
@@ -115,7 +125,7 @@ def test_what_only_moves_data_has_one_choice_for_all_dtypes(environment: dict[st
 
 def write_profile(environment: dict[str, Any], folder: Path, fastest: str) -> None:
     """A profile of this machine that has one method as a thousand times as fast as the others."""
-    content = measure_all(environment, folder)
+    content = measure(environment, folder)
     (file,) = files(folder)
     for one in content["ranks"]["2"]["rows"]:
         one[5] = 10 if one[4] == fastest else 10_000
@@ -142,6 +152,58 @@ def test_nothing_is_measured_where_nothing_is_chosen(
     value = {"CCL_SHARED_MEMORY_LEARNING": "0", "CCL_SHARED_MEMORY_TRANSFER": "cached"}[variable]
     for at_first, _ in run_ranks(run_reductions, 2, 1, env=environment | {variable: value}):
         assert at_first == []
+    assert files(tmp_path) == []
+
+
+def run_on_one_core() -> tuple[list[dict[str, Any]], str]:
+    """Return what the world of ranks that share a core knows at first, and what measured its profile."""
+    core = min(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    dist.init_distributed("ccl", verbose=False)
+    (world,) = shared_communicator.open_groups()
+    assert world.crowded
+    found = world.methods(), world.profile_by
+    dist.destroy_process_group()
+    return found
+
+
+def test_ranks_that_share_cores_measure_nothing_and_use_what_is_known(
+    environment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_ranks(run_on_one_core, 2, env=environment) == [([], "")] * 2
+    assert files(tmp_path) == []
+    monkeypatch.setenv(host_profile.VARIABLE, environment[host_profile.VARIABLE])
+    row = host_profile.Row("all_reduce", 4 * ELEMENTS, False, True, "cached", 5000)
+    host_profile.store(2, [row], host_profile.FIRST_GROUP, is_whole=False)
+    assert run_ranks(run_on_one_core, 2, env=environment) == [([], host_profile.FIRST_GROUP)] * 2
+
+
+def measure_within(limit_s: float) -> tuple[bool, int]:
+    """Return whether all was measured, and of how many sizes and operations the world then knows."""
+    dist.init_distributed("ccl", verbose=False, timeout=60)
+    (world,) = shared_communicator.open_groups()
+    effort = tuning.Effort((1 << 16,), (torch.float32,), limit_s)
+    found = tuning.measure(world, effort), len(world.methods())
+    dist.destroy_process_group()
+    return found
+
+
+def test_the_first_ranks_clock_ends_the_measurement_of_all(environment: dict[str, Any]) -> None:
+    environment = environment | {"CCL_SHARED_MEMORY_PROFILE": "0"}
+    assert run_ranks(measure_within, 2, per_rank([0.0, 1000.0]), env=environment) == [(False, 0)] * 2
+    first, second = run_ranks(measure_within, 2, per_rank([1000.0, 0.0]), env=environment, timeout_s=120)
+    assert first == second
+    assert first[0]
+    assert first[1] >= 6
+
+
+def test_a_group_starts_without_what_another_one_measures(
+    environment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(host_profile.VARIABLE, environment[host_profile.VARIABLE])
+    with host_profile.sole_measurement() as is_alone:
+        assert is_alone
+        assert run_ranks(run_reductions, 2, 0, env=environment) == [([], [])] * 2
     assert files(tmp_path) == []
 
 
@@ -193,7 +255,7 @@ def test_tuning_says_why_it_cannot(environment: dict[str, Any], variables: dict[
 def test_what_is_known_is_shown_without_measuring(environment: dict[str, Any], tmp_path: Path) -> None:
     assert "nothing was measured yet" in tune(environment, "--show").stdout
     assert files(tmp_path) == []
-    run_ranks(run_reductions, 2, 0, env=environment)
+    measure(environment, tmp_path)
     shown = tune(environment, "--show")
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
@@ -218,7 +280,7 @@ def test_what_is_known_is_shown_without_measuring(environment: dict[str, Any], t
 
 
 def test_texts_of_a_profile_are_no_markup(environment: dict[str, Any], tmp_path: Path) -> None:
-    run_ranks(run_reductions, 2, 0, env=environment)
+    measure(environment, tmp_path)
     (file,) = files(tmp_path)
     content = json.loads(file.read_text())
     content["ranks"]["2"]["by"] = "[/x]"
@@ -274,7 +336,7 @@ def test_the_first_log_line_names_the_profile(environment: dict[str, Any], tmp_p
 
     assert shown(CCL_SHARED_MEMORY_PROFILE="0") == "initialised: ccl, 2 ranks, no profile"
     assert shown(CCL_SHARED_MEMORY_TRANSFER="cached") == "initialised: ccl, 2 ranks, no profile"
-    assert shown() == "initialised: ccl, 2 ranks, quick profile"
+    measure(environment, tmp_path)
     assert shown() == "initialised: ccl, 2 ranks, quick profile"
     assert "profile" not in shown(CCL_SHARED_MEMORY="0")
     (file,) = files(tmp_path)

@@ -6,6 +6,9 @@ import errno
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,8 +50,53 @@ def test_a_measurement_that_was_cut_off_goes_on(cache: Path) -> None:
     host_profile.store(2, ROWS[:1], "a test", is_whole=False)
     assert host_profile.load(2)[0] == ROWS[:1]
     assert host_profile.is_wanted(2)
+    later = Row("broadcast", 65536, False, False, "cached", 6000)
+    host_profile.store(2, [later], "a test", is_whole=False)
+    assert host_profile.load(2)[0] == [ROWS[0], later]
+    host_profile.store(2, [ROWS[0]._replace(ns=4000)], "a test", is_whole=False)
+    assert sorted(host_profile.load(2)[0]) == [ROWS[0]._replace(ns=4000), later]
     host_profile.store(2, ROWS, "a test")
+    assert host_profile.load(2)[0] == ROWS
     assert not host_profile.is_wanted(2)
+
+
+def test_a_measurement_that_is_cut_off_each_time_is_given_up(cache: Path) -> None:
+    tries = 0
+    while host_profile.is_wanted(2):
+        host_profile.store(2, [], "a test", is_whole=False)
+        tries += 1
+    assert tries == 3
+    assert host_profile.load(2) == ([], "")
+    assert host_profile.known()["ranks"] == {}
+    assert host_profile.is_wanted(4)
+
+
+def test_one_group_measures_at_a_time(cache: Path) -> None:
+    file = host_profile.path()
+    assert file is not None
+    for _ in range(2):
+        with host_profile.sole_measurement() as first, host_profile.sole_measurement() as second:
+            assert (first, second) == (True, False)
+        assert list(file.parent.iterdir()) == []
+
+
+KILLED = """
+import os, signal
+from comm_backend_ccl import host_profile
+with host_profile.sole_measurement() as is_alone:
+    assert is_alone
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_keeps_no_other_from_measuring(cache: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED], timeout=120, check=False).returncode == -signal.SIGKILL
+    file = host_profile.path()
+    assert file is not None
+    assert len(list(file.parent.iterdir())) == 1
+    with host_profile.sole_measurement() as is_alone:
+        assert is_alone
+    assert list(file.parent.iterdir()) == []
 
 
 def test_what_cannot_be_written_is_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +266,18 @@ def test_odd_rows_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture
     assert named in caplog.text
     assert str(file) in caplog.text
     assert "commctl tune" in caplog.text
+
+
+@pytest.mark.parametrize("tries", [-1, True, "many"])
+def test_odd_numbers_of_tries_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture, tries: Any) -> None:
+    file = host_profile.store(2, ROWS, "a test", is_whole=False)
+    assert file is not None
+    content = json.loads(file.read_text())
+    content["ranks"]["2"]["tries"] = tries
+    file.write_text(json.dumps(content))
+    with caplog.at_level(logging.WARNING):
+        assert host_profile.load(2)[0] == []
+    assert "expected a number of measurements" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 9999, '{"ranks": 3}', "x" * (5 << 20), "\0"])

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from comm_backend_ccl.member_records import Member
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.peers import Peers, this_process
 from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_utils import topology
 from comm_utils.errors import (
     BackendUnavailableError,
     CommError,
@@ -73,12 +74,25 @@ class _Start(NamedTuple):
     measured_by: str
 
     @classmethod
-    def of_this_host(cls, ranks: int) -> _Start:
+    def of_this_host(cls, ranks: int, crowded: bool, held: ExitStack) -> _Start:
+        """Return the beginning of a group of so many ranks.
+
+        Args:
+            crowded: ranks share hardware threads, so that a measurement would time their waits for these.
+            held: keeps other groups from measuring at the same time, until it is closed.
+        """
         if shared_memory.fixed_transfer():
             return cls([], False, "")
         try:
+            measures = (
+                shared_memory.learns()
+                and not crowded
+                and host_profile.is_wanted(ranks)
+                and held.enter_context(host_profile.sole_measurement())
+                and host_profile.is_wanted(ranks)  # another group may have measured it just now
+            )
             rows, measured_by = host_profile.load(ranks)
-            return cls(rows, shared_memory.learns() and host_profile.is_wanted(ranks), measured_by)
+            return cls(rows, measures, measured_by)
         except Exception as error:  # the other ranks wait for what this returns
             logger.warning("the host's profile is not used: %s", error)
             return cls([], False, "")
@@ -94,12 +108,11 @@ class _Factory:
     def communicator(self) -> Communicator:
         interface = os.environ.get("FI_TCP_IFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
         listener = Listener(interface.split(",")[0].strip())
-        try:
-            return self._communicator(listener.address)
-        finally:
-            listener.close()
+        with ExitStack() as held:
+            held.callback(listener.close)
+            return self._communicator(listener.address, held)
 
-    def _communicator(self, address: str) -> Communicator:
+    def _communicator(self, address: str, held: ExitStack) -> Communicator:
         reason = shared_memory.unavailable_reason()
         mine = {
             "process": asdict(this_process()),
@@ -122,7 +135,7 @@ class _Factory:
                 if why is None:
                     self._check_builds(members, peers)
                     self._check_settings(members, peers)
-                    made = self._in_shared_memory(peers, places)
+                    made = self._in_shared_memory(peers, places, held)
                     if isinstance(made, Communicator):
                         return made
                     why = made
@@ -184,7 +197,9 @@ class _Factory:
                 self._wait_for_readers(peers)
                 raise ConfigurationError(f"{name} differs between the ranks of a group; give all the same ({found})")
 
-    def _in_shared_memory(self, peers: Peers, places: Sequence[placement.Place]) -> SharedCommunicator | str:
+    def _in_shared_memory(
+        self, peers: Peers, places: Sequence[placement.Place], held: ExitStack
+    ) -> SharedCommunicator | str:
         """Return the communicator, or why no rank can use shared memory."""
         made: SharedCommunicator | None = None
         created = -1, 0
@@ -196,7 +211,9 @@ class _Factory:
             finally:
                 # The others are waiting for it, whatever became of it.
                 if self._rank == 0:
-                    self._store.set("memory", json.dumps([*created, *_Start.of_this_host(self._size)]))
+                    crowded = placement.are_crowded(places, topology.cpus_of_launcher())
+                    start = _Start.of_this_host(self._size, crowded, held)
+                    self._store.set("memory", json.dumps([*created, *start]))
             memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
             if memory.descriptor >= 0:
                 place = memory.descriptor, memory.inode
@@ -250,9 +267,10 @@ class _Factory:
         except BaseException:
             shared_memory.close(made.number)
             raise
-        made.profile_by = host_profile.FIRST_GROUP
+        rows = host_profile.rows_of(made.methods())
+        if rows:
+            made.profile_by = host_profile.FIRST_GROUP
         if self._rank == 0:
-            rows = host_profile.rows_of(made.methods())
             host_profile.store(self._size, rows, host_profile.FIRST_GROUP, is_whole)
 
     def _wait_for_readers(self, peers: Peers) -> None:

@@ -2,7 +2,8 @@
 
 It is measured by the first group of so many ranks that this host sees, in a fraction of a second, or thoroughly by
 ``commctl tune``, and kept in the user's cache folder for this processor, kernel and version of this package. Groups go
-on learning from their own calls, so what it has wrong is corrected.
+on learning from their own calls, so what it has wrong is corrected. Where the time does not suffice, the next groups of
+as many ranks go on, a few times.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import platform
 import re
 import stat
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from comm_utils import json_files
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
+from comm_utils.flight_recorder.ring_locks import is_at, lock_as_owner
 from comm_utils.log import logger
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "load",
     "path",
     "rows_of",
+    "sole_measurement",
     "store",
     "unavailable_reason",
 ]
@@ -50,6 +53,8 @@ FIRST_GROUP, TUNE = "its first group", "commctl tune"
 # Of a file with all numbers of ranks, several times over.
 _MOST_BYTES = 4 << 20
 _MOST_ROWS, _MOST_TEXT = 4096, 80
+# Measurements of a number of ranks that are cut off: on a machine that stays busy, each would delay a job.
+_MOST_TRIES = 3
 # Nobody takes so long to write a profile.
 _UNFINISHED_S = 3600.0
 # Counts the sets of transfers that there were: a profile without one of today's makes each group compare all of them.
@@ -183,6 +188,8 @@ def _checked(found: Any, where: str) -> list[Row]:
         raise ArgumentError(f"{where}: expected texts of at most {_MOST_TEXT} characters for 'by' and 'measured'")
     if isinstance(found, dict) and not isinstance(found.get("whole", True), bool):
         raise ArgumentError(f"{where}: expected true or false for 'whole'")
+    if isinstance(found, dict) and not (type(found.get("tries", 0)) is int and found.get("tries", 0) >= 0):
+        raise ArgumentError(f"{where}: expected a number of measurements for 'tries'")
     return checked_rows(found.get("rows") if isinstance(found, dict) else None, where)
 
 
@@ -216,12 +223,15 @@ def _is_label(value: object) -> bool:
 def load(ranks: int) -> tuple[list[Row], str]:
     """Return what is known of groups of ``ranks``, and what measured it; both empty where that is nothing."""
     found = _read().content["ranks"].get(str(ranks))
-    return ([], "") if found is None else (_checked(found, ""), str(found.get("by")))
+    return (_checked(found, ""), str(found.get("by"))) if found is not None and found["rows"] else ([], "")
 
 
-def _is_whole(ranks: int) -> bool:
+def _is_over(ranks: int) -> bool:
+    """Return whether nothing is left to be measured with ``ranks``, or that was tried often enough."""
     found = _read().content["ranks"].get(str(ranks))
-    return found is not None and bool(found["rows"]) and bool(found.get("whole", True))
+    if found is None:
+        return False
+    return bool(found["rows"] and found.get("whole", True)) or found.get("tries", 0) >= _MOST_TRIES
 
 
 def store(ranks: int, rows: Sequence[Row], by: str, is_whole: bool = True) -> Path | None:
@@ -229,29 +239,75 @@ def store(ranks: int, rows: Sequence[Row], by: str, is_whole: bool = True) -> Pa
 
     Args:
         by: how it was measured.
-        is_whole: nothing is left to be measured by later groups of as many ranks.
+        is_whole: nothing is left to be measured by later groups of as many ranks. Where something is, what was measured
+            before is kept beside ``rows``.
 
     Returns:
         The file; None where it cannot be written or is not to be, which is logged.
     """
     file, reason = path(), unavailable_reason(by)
-    if file is None or reason or not rows:
+    if file is None or reason or (is_whole and not rows):
         logger.debug("the host's profile is not kept: %s", reason or "nothing was measured")
         return None
     content = _read().content
     content["machine"] = _machine()
     measured = time.strftime("%Y-%m-%d %H:%M:%S")
-    content["ranks"][str(ranks)] = {"measured": measured, "by": by, "whole": is_whole, "rows": list(rows)}
+    kept: dict[str, Any] = {"measured": measured, "by": by, "whole": is_whole, "rows": list(rows)}
+    if not is_whole:
+        before, kinds = content["ranks"].get(str(ranks), {}), {row[:4] for row in rows}
+        earlier = _checked(before, "") if before else []
+        kept["rows"] = [row for row in earlier if row[:4] not in kinds] + list(rows)
+        kept["tries"] = before.get("tries", 0) + 1
+    content["ranks"][str(ranks)] = kept
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(file)
         with replacing(file) as written:
             json.dump(content, written)
     except (OSError, ArgumentError) as error:
-        _unwritable.add(file)
-        _warn_once(f"the host's profile cannot be kept: {error}; groups compare transfers by their own calls")
+        _cannot_keep(file, error)
         return None
     return file
+
+
+def _cannot_keep(file: Path, error: Exception) -> None:
+    _unwritable.add(file)
+    _warn_once(f"the host's profile cannot be kept: {error}; groups compare transfers by their own calls")
+
+
+@contextmanager
+def sole_measurement() -> Iterator[bool]:
+    """Keep other groups that use the file from measuring at the same time, as they would disturb each other.
+
+    Yields:
+        Whether this group may measure; False where another one does, for which nothing waits.
+    """
+    file = path()
+    if file is None:
+        yield False
+        return
+    lock = file.with_name(f".{file.name[:60]}.lock")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except PermissionError:  # of another user, who measures
+        yield False
+        return
+    except OSError as error:
+        _cannot_keep(file, error)
+        yield False
+        return
+    try:
+        # A file system without locks is no reason not to measure.
+        is_locked = lock_as_owner(descriptor) is not False and is_at(descriptor, lock)
+        try:
+            yield is_locked
+        finally:
+            if is_locked:  # nobody else removes it, and who opened it before finds that it is gone
+                with suppress(OSError):
+                    lock.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _remove_unfinished(file: Path) -> None:
@@ -291,7 +347,7 @@ def unavailable_reason(by: str) -> str:
 
 def is_wanted(ranks: int) -> bool:
     """Return whether a group of ``ranks`` should measure: something is not known, and what it finds can be kept."""
-    if ranks < 2 or _is_whole(ranks) or path() in _unwritable:
+    if ranks < 2 or _is_over(ranks) or path() in _unwritable:
         return False
     reason = unavailable_reason(FIRST_GROUP)
     if reason and _read().is_foreign:
@@ -321,6 +377,7 @@ def known() -> dict[str, Any]:
     ranks = {
         number: {"measured": str(one.get("measured")), "by": str(one.get("by")), "rows": _checked(one, "")}
         for number, one in sorted(found["ranks"].items())
+        if one["rows"]
     }
     file = path()
     name = None if file is None else str(file)

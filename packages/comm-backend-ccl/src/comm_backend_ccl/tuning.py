@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ class Effort(NamedTuple):
     Attributes:
         sizes_bytes: of one rank's input, in ascending order.
         dtypes: of reductions; what only moves data is measured with the first.
-        limit_s: once calls have taken so long, no further size is measured.
+        limit_s: the measurement ends with the calls under way after so long, by the first rank's clock.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -41,7 +42,7 @@ class Effort(NamedTuple):
     limit_s: float
 
 
-THOROUGH = Effort(tuple((16 * _KIB) << step for step in range(13)), (torch.float32, torch.bfloat16), 60.0)
+THOROUGH = Effort(tuple((16 * _KIB) << step for step in range(13)), (torch.float32, torch.bfloat16), 120.0)
 
 
 class _Buffers(NamedTuple):
@@ -63,8 +64,8 @@ _MOVEMENTS: dict[Operation, _Start] = {
     Operation.ALL_GATHER: lambda group, data: group.all_gather(data.gathered, data.input),
     Operation.ALL_TO_ALL_V: lambda group, data: group.all_to_all(data.gathered[: data.input.numel()], data.input),
 }
-# Calls between two looks at whether all methods were compared, and after which that is given up: where the group
-# compares nothing, and where it does.
+# Calls between two looks at the clock and at whether all methods were compared, and after which that is given up:
+# where the group compares nothing, and where it does.
 _CALLS, _CALLS_IN_VAIN, _MOST_CALLS = 12, 60, 600
 
 
@@ -81,24 +82,23 @@ def quick(ranks: int) -> Effort:
 def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[str, int], None] | None = None) -> bool:
     """Call the group's operations until it has compared its methods for each size; all ranks call this alike.
 
-    ``communicator.methods()`` has the result. All ranks stop at the same call, as they go by what the group has
-    learned, which is the same everywhere.
+    ``communicator.methods()`` has the result. All ranks stop at the same call: what the group has learned is the same
+    everywhere, and the first rank tells the others when the time is up.
 
     Args:
         seen: called with the name of an operation and the size in bytes before each.
 
     Returns:
-        Whether all sizes were measured that fit into memory.
+        Whether all sizes were measured that fit into memory; False where the limit has cut the measurement off.
 
     Raises:
         PeerLostError: a rank ended meanwhile.
         CommTimeoutError: a rank did not take part.
     """
-    _touch_memory(communicator)
-    spent_ns = 0
+    if not _touch_memory(communicator, _TimeLimit(communicator, effort.limit_s)):
+        return False
+    limit = _TimeLimit(communicator, effort.limit_s)
     for size_bytes in effort.sizes_bytes:
-        if spent_ns >= effort.limit_s * 1e9:
-            return False
         for dtype in effort.dtypes:
             elements = size_bytes // dtype.itemsize // communicator.size * communicator.size
             if size_bytes * communicator.size**2 > _MOST_GATHERED_BYTES:
@@ -114,21 +114,44 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
                 if seen is not None:
                     seen(name, size_bytes)
                 kind = name, dtype.itemsize == 2, 1 << (data.input.nbytes.bit_length() - 1)
-                spent_ns += _compare_methods(communicator, kind, partial(start, communicator, data))
+                if not _compare_methods(communicator, kind, partial(start, communicator, data), limit):
+                    return False
     return True
 
 
-def _touch_memory(communicator: SharedCommunicator) -> None:
-    """Write to all of what the ranks share, as the first call that does so takes many times as long as later ones."""
+class _TimeLimit:
+    """The end of a measurement by the first rank's clock, which counts the waits for a core as well."""
+
+    def __init__(self, communicator: SharedCommunicator, limit_s: float) -> None:
+        self._communicator, self._end = communicator, time.monotonic() + limit_s
+        self._decision = factories.zeros(1, dtype=torch.uint8)
+
+    def has_passed(self) -> bool:
+        """Return whether the measurement is to end; every rank calls this, and gets the first rank's answer."""
+        if self._communicator.rank == 0:
+            self._decision.fill_(time.monotonic() >= self._end)
+        self._communicator.broadcast(self._decision, 0).wait()
+        return bool(self._decision.item())
+
+
+def _touch_memory(communicator: SharedCommunicator, limit: _TimeLimit) -> bool:
+    """Write to all of what the ranks share, as the first call that does so takes many times as long as later ones.
+
+    Returns:
+        Whether the time has sufficed.
+    """
     data = factories.zeros(2 * _MOST_SHARED_BYTES, dtype=torch.uint8)
     for root in range(communicator.size):
         communicator.broadcast(data, root).wait()
+        if limit.has_passed():
+            return False
+    return True
 
 
 def _compare_methods(
-    communicator: SharedCommunicator, kind: tuple[str, bool, int], start: Callable[[], CclWork]
-) -> int:
-    """Return the nanoseconds that the calls took at most, by what the group has learned of them.
+    communicator: SharedCommunicator, kind: tuple[str, bool, int], start: Callable[[], CclWork], limit: _TimeLimit
+) -> bool:
+    """Return whether the time has sufficed to compare the methods of an operation.
 
     Args:
         kind: the operation, whether it is of 16-bit floats, and the least size of its class.
@@ -141,7 +164,9 @@ def _compare_methods(
         calls += _CALLS
         found = communicator.methods()
         rows = [row for row in found if (row["operation"], row["narrow"], row["least_bytes"]) == kind]
-    return calls * max((ns for row in rows for ns in row["typical_ns"].values()), default=0)
+        if limit.has_passed():
+            return False
+    return True
 
 
 def transfer_profile() -> dict[str, Any]:
