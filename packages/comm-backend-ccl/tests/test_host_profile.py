@@ -268,6 +268,25 @@ def test_odd_rows_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture
     assert "commctl tune" in caplog.text
 
 
+def test_a_file_that_cannot_be_read_is_warned_of_with_the_remedy_where_it_is_wanted(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = cache / "folder"
+    folder.mkdir()
+    monkeypatch.setenv(host_profile.VARIABLE, str(folder))
+    with caplog.at_level(logging.WARNING):
+        described = host_profile.describe()
+        assert not host_profile.is_wanted(2)
+        host_profile.known()
+        assert caplog.messages == []
+        assert host_profile.load(2) == ([], "")
+    (warning,) = caplog.messages
+    assert str(folder) in described
+    assert str(folder) in warning
+    assert "let XDG_CACHE_HOME name a folder of this user, or CCL_SHARED_MEMORY_PROFILE a file" in warning
+    assert "CCL_SHARED_MEMORY_PROFILE=0 does without" in warning
+
+
 @pytest.mark.parametrize("tries", [-1, True, "many"])
 def test_odd_numbers_of_tries_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture, tries: Any) -> None:
     file = host_profile.store(2, ROWS, "a test", is_whole=False)

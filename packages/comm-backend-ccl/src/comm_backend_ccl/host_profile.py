@@ -127,11 +127,13 @@ class _Found(NamedTuple):
 
     Attributes:
         problem: why it cannot be used; "" where it can, or does not exist.
+        remedy: of that.
         is_foreign: it is a profile of another machine, kernel or version.
     """
 
     content: dict[str, Any]
     problem: str = ""
+    remedy: str = ""
     is_foreign: bool = False
 
 
@@ -151,11 +153,9 @@ def _read() -> _Found:
     except FileNotFoundError:
         return _Found(nothing)
     except OSError as error:
-        _warn_once(f"the host's profile is not used: {error}")
-        return _Found(nothing, str(error))
+        return _Found(nothing, str(error), f"let XDG_CACHE_HOME name a folder of this user, or {VARIABLE} a file")
     except ArgumentError as error:
-        _warn_once(f"the host's profile is not used: {error}; remove it, or run commctl tune")
-        return _Found(nothing, str(error))
+        return _Found(nothing, str(error), "remove it, or run commctl tune")
     if found.get("machine") == _machine():
         return _Found(found)
     logger.debug("%s was measured on another machine, kernel or version; it is not used", file)
@@ -221,8 +221,14 @@ def _is_label(value: object) -> bool:
 
 
 def load(ranks: int) -> tuple[list[Row], str]:
-    """Return what is known of groups of ``ranks``, and what measured it; both empty where that is nothing."""
-    found = _read().content["ranks"].get(str(ranks))
+    """Return what is known of groups of ``ranks``, and what measured it; both empty where that is nothing.
+
+    A file that cannot be used is warned of, so one rank of a group calls this.
+    """
+    content, problem, remedy, _ = _read()
+    if problem:
+        _warn_once(f"the host's profile is not used: {problem}; {remedy} ({VARIABLE}=0 does without)")
+    found = content["ranks"].get(str(ranks))
     return (_checked(found, ""), str(found.get("by"))) if found is not None and found["rows"] else ([], "")
 
 
@@ -392,5 +398,5 @@ def describe() -> str:
     measured = ", ".join(f"{ranks} ranks by {one['by']}" for ranks, one in known()["ranks"].items())
     if measured:
         return f"{file}, measured with {measured}"
-    reason = unavailable_reason(FIRST_GROUP)
+    reason = unavailable_reason(FIRST_GROUP) or _read().problem
     return f"none; {reason}" if reason else "none yet; the first group measures it"
