@@ -364,7 +364,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
     launch = rank_discovery.find(os.environ, options.rank, options.world_size, settings, own_rendezvous)
     remember_rank(launch.rank)
     try:
-        _check_limits(launch.rank, launch.world_size)
+        _check_limits(launch, settings.process_group.backend)
     except CommError as error:
         free = process_limits.free_descriptors()
         if free is None or free >= _DESCRIPTORS_FOR_REPORT:
@@ -390,9 +390,10 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
     return joined.host_of
 
 
-def _check_limits(rank: int, world_size: int) -> None:
-    who = f"init_distributed: rank {rank}"
-    process_limits.check_descriptors(who, process_limits.DESCRIPTORS_TO_START)
+def _check_limits(launch: LaunchInfo, backend: str | None) -> None:
+    who, local_size = f"init_distributed: rank {launch.rank}", launch.local_world_size or 1
+    needed = process_limits.descriptors_to_start(launch.rank, launch.world_size, local_size, backend or "")
+    process_limits.check_descriptors(who, needed)
     process_limits.check_address_space(who, _ADDRESS_SPACE_MIB)
-    if world_size > 1:
+    if launch.world_size > 1:
         process_limits.check_threads(who, _THREADS)

@@ -64,7 +64,7 @@ def test_a_job_with_more_rings_than_the_limit_of_open_files(two_jobs: Path, few_
 def test_a_limit_that_cannot_be_raised_is_no_damage(two_jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rings, "_allow_files", lambda number: None)
     with (
-        pytest.raises(ArgumentError, match="Too many open files; a ring takes 2: raise the limit with ulimit -n"),
+        pytest.raises(ArgumentError, match="Too many open files; a ring takes up to 2: raise the limit with ulimit -n"),
         opened_job(str(two_jobs)),
     ):
         pass

@@ -21,12 +21,13 @@ __all__ = [
     "check_address_space",
     "check_descriptors",
     "check_threads",
+    "descriptors_to_start",
     "free_descriptors",
     "lack_of_threads",
     "start_thread",
 ]
 
-#: The rendezvous and the smallest world take about 20.
+#: The rendezvous and the smallest world, of two ranks, take about 20.
 DESCRIPTORS_TO_START = 24
 #: Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.
 GLOO_DESCRIPTORS = 8
@@ -52,6 +53,22 @@ def check_descriptors(who: str, needed: int) -> None:
         "files and destroy groups that are not used any more, or raise the limit before the start (ulimit -n 4096, or "
         "LimitNOFILE= of a service)"
     )
+
+
+def descriptors_to_start(rank: int, world_size: int, local_size: int, backend: str) -> int:
+    """Return how many more files a rank opens to start a world, with some to spare for the program.
+
+    The watch maps the ring of each rank of this host, of which ccl holds the process; gloo connects all ranks, and
+    rank 0 serves the store to them.
+
+    Args:
+        local_size: the ranks of this host.
+        backend: its name; "" where it is not known yet, which counts as ccl.
+    """
+    libraries = {*re.split("[:,]", backend.lower() or "ccl")}
+    further, further_here = max(0, world_size - 2), max(0, local_size - 2)
+    connections = further * (("gloo" in libraries) + (rank == 0))
+    return DESCRIPTORS_TO_START + further_here * (1 + ("ccl" in libraries)) + connections
 
 
 def free_descriptors() -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,39 @@ def test_the_ring_of_another_user_is_left_out(
     assert f"belongs to uid 12345, not to uid {os.geteuid()}: '{recorder.path}'" in warning
     assert "set flight_recorder.directory" in warning
     ranks.close()
+
+
+@contextmanager
+def descriptors(left: int) -> Iterator[None]:
+    """Leave this process so many descriptors."""
+    before, used = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
+    limit = len(used) - 1 + left
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_ring_takes_one_descriptor_and_the_program_keeps_the_last_ones(
+    recorder: FlightRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder.open(1, 2, "job")
+    ranks = LocalRanks(tmp_path / "job", None, 2)
+    with caplog.at_level(logging.WARNING, "comm"), descriptors(16):
+        for _ in range(3):
+            ranks.refresh(now=True)
+        assert ranks.readers == {}
+    (warning,) = caplog.messages
+    assert "can open 16 more files" in warning
+    assert "ulimit -n 4096" in warning
+    opened = len(os.listdir("/proc/self/fd"))
+    with descriptors(17):
+        ranks.refresh(now=True)
+        assert ranks.state_of(1) == "running"
+    assert len(os.listdir("/proc/self/fd")) == opened + 1
+    ranks.close()
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_a_rank_waits_for_the_others_to_look(recorder: FlightRecorder, tmp_path: Path) -> None:

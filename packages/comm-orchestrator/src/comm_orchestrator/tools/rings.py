@@ -21,7 +21,7 @@ from comm_utils.process_state import process_state
 
 __all__ = ["JobRings", "opened_job", "seconds", "state_in_words", "state_of"]
 
-# Descriptors of an open ring, and those that a command has beside.
+# Descriptors of an open ring, that for its lock included, and those that a command has beside.
 _FILES_OF_RING, _OTHER_FILES = 2, 256
 _ENDS = {0: "dead", 1: "ended", 2: "ended after a failure"}
 
@@ -96,7 +96,7 @@ def _open(path: Path, damaged: list[str]) -> RingReader | None:
         damaged.append(printable(str(error)))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            text = f"{path}: {error.strerror}; a ring takes {_FILES_OF_RING}: raise the limit with ulimit -n"
+            text = f"{path}: {error.strerror}; a ring takes up to {_FILES_OF_RING}: raise the limit with ulimit -n"
             raise ArgumentError(text) from None
         damaged.append(printable(f"{path}: {error.strerror}"))
     return None

@@ -81,7 +81,7 @@ from comm_orchestrator.tools.doctor import limits
 for soft, hard, ranks in json.loads(sys.argv[1]):
     if os.fork() == 0:  # as a hard limit cannot be raised again
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        (one,) = limits.check_open_files(ranks)
+        (one,) = limits.check_open_files(0, ranks, min(ranks, 24))
         print(one.level, one.found, one.remedy, sep="|", flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
@@ -89,6 +89,7 @@ for soft, hard, ranks in json.loads(sys.argv[1]):
 OPEN_FILES = [
     (25, 4096, 2, "problem", "ulimit -n 1024"),
     (64, 4096, 2, "warning", "ulimit -n 1024"),
+    (75, 4096, 24, "problem", "ulimit -n 1024"),
     (512, 4096, 2, "warning", "ulimit -n 1024"),
     (512, 512, 2, "warning", "ulimit nofile=1024"),
     (1024, 4096, 2, "ok", ""),

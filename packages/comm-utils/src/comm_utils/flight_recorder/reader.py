@@ -71,6 +71,7 @@ def open_ring(path: str | os.PathLike[str], owner: int | None = None) -> RingRea
         PermissionError: this process may not read it, or it belongs to another user than ``owner``.
         OSError: it cannot be opened, or is no regular file.
     """
+    # The mapping has a descriptor of its own.
     descriptor = open_regular(path, os.O_NOFOLLOW)
     try:
         found = os.fstat(descriptor)
@@ -80,15 +81,21 @@ def open_ring(path: str | os.PathLike[str], owner: int | None = None) -> RingRea
         if not HEADER_BYTES <= size <= _LARGEST_RING_BYTES:
             raise RingError(f"{Path(path)}: {size} bytes; a ring has {HEADER_BYTES} and more")
         memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-    except BaseException:
+    finally:
         os.close(descriptor)
-        raise
     try:
-        return RingReader(memory, descriptor)
+        return RingReader(memory, RingFile(os.path.abspath(path), found.st_dev, found.st_ino))
     except RingError as error:
         memory.close()
-        os.close(descriptor)
         raise RingError(f"{Path(path)}: {error}") from None
+
+
+class RingFile(NamedTuple):
+    """The file of a mapped ring."""
+
+    path: str
+    device: int
+    inode: int
 
 
 class NativeKind(NamedTuple):
@@ -112,16 +119,16 @@ class RingReader:
 
     Args:
         memory: its bytes, or a mapping of its file.
-        descriptor: of that file, which the reader closes; where somebody cuts the file off, the ring is empty from the
-            next :meth:`refresh` or :meth:`count` on, as reading the mapping would end this process with SIGBUS.
+        file: that is mapped; where somebody cuts it off, the ring is empty from the next :meth:`refresh` or
+            :meth:`count` on, as reading the mapping would end this process with SIGBUS.
 
     Raises:
         RingError: it is no ring.
     """
 
-    def __init__(self, memory: bytes | bytearray | mmap.mmap, descriptor: int = -1) -> None:
+    def __init__(self, memory: bytes | bytearray | mmap.mmap, file: RingFile | None = None) -> None:
         self.memory = memory
-        self._descriptor = descriptor
+        self._file, self._descriptor = file, -1
         size = len(memory)
         if size < HEADER_BYTES or bytes(memory[: len(MAGIC)]) != MAGIC:
             raise RingError("not a ring of a flight recorder, or of another version")
@@ -163,14 +170,31 @@ class RingReader:
 
         Where it does not, no process takes the file for its ring until this reader is closed.
         """
+        if self._descriptor < 0:
+            self._descriptor = self._opened()
         return self._descriptor >= 0 and lock_as_reader(self._descriptor) is False
+
+    def _opened(self) -> int:
+        """Return a descriptor of the file, for its lock; -1 where there is none, or its path names another by now."""
+        if self._file is None:
+            return -1
+        try:
+            descriptor = open_regular(self._file.path, os.O_NOFOLLOW)
+        except OSError:
+            return -1
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) == self._file[1:]:
+            return descriptor
+        os.close(descriptor)
+        return -1
 
     def word(self, name: str) -> int:
         """Return one of ``layout.WORDS``."""
         return int(_WORD.unpack_from(self.memory, WORDS[name])[0])
 
     def _check_size(self) -> None:
-        if self._descriptor >= 0 and os.fstat(self._descriptor).st_size < len(self.memory):
+        memory = self.memory
+        if self._file is not None and isinstance(memory, mmap.mmap) and memory.size() < len(memory):
             self.memory = bytes(len(self.memory))
 
     @property

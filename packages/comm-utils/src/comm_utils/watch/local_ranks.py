@@ -14,12 +14,15 @@ from comm_utils.flight_recorder.reader import RingError, RingReader, open_ring
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.log import logger
+from comm_utils.process_limits import free_descriptors
 from comm_utils.process_state import process_state
 
 __all__ = ["LocalRanks"]
 
 # While ranks may still start, the folder is listed at every look.
 _START_S, _LIST_EVERY_S = 5.0, 0.5
+# So many files the watch leaves to the program.
+_PROGRAMS_DESCRIPTORS = 16
 
 
 class LocalRanks:
@@ -37,6 +40,7 @@ class LocalRanks:
         self._identity = own_identity()
         self._seen: set[Path] = set()
         self._next_listing, self._start_ends = 0.0, time.monotonic() + _START_S
+        self._has_warned = False
         #: When the rings of all ranks that had one then were open, by ``time.perf_counter_ns()``.
         self.listed_ns = 0
         #: By global rank. Replaced, not changed, as the threads of the watch and of the program go through it.
@@ -60,8 +64,25 @@ class LocalRanks:
         with suppress(OSError):
             for path in rings_in(self._folder):
                 if path != self._own and path not in self._seen:
+                    if self._needs_descriptors():
+                        break
                     self._open(path)
             self.listed_ns = begin_ns
+
+    def _needs_descriptors(self) -> bool:
+        """Return whether the program needs the descriptors that are left, which is warned of once."""
+        free = free_descriptors()
+        if free is None or free > _PROGRAMS_DESCRIPTORS:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the watch leaves out ranks of this host: this process can open %d more files, and the program may "
+                "need them; the calls of these ranks are not compared with those of this rank: raise the limit before "
+                "the start (ulimit -n 4096, or LimitNOFILE= of a service)",
+                free,
+            )
+        return True
 
     def _open(self, path: Path) -> None:
         try:

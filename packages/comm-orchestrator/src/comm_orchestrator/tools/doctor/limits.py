@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from comm_orchestrator.tools.doctor.finding import Finding
-from comm_utils.process_limits import DESCRIPTORS_TO_START, GLOO_DESCRIPTORS, free_descriptors
+from comm_utils.process_limits import GLOO_DESCRIPTORS, descriptors_to_start, free_descriptors
 
 __all__ = [
     "FULL_BYTES_PER_RANK",
@@ -21,9 +21,9 @@ __all__ = [
 ]
 
 
-def least_open_files(world_size: int) -> int:
+def least_open_files(rank: int, world_size: int, local_size: int) -> int:
     """Return the number of files below which ``init_distributed()`` refuses to start, beside those that are open."""
-    return max(DESCRIPTORS_TO_START, GLOO_DESCRIPTORS + world_size)
+    return max(descriptors_to_start(rank, world_size, local_size, ""), GLOO_DESCRIPTORS + world_size)
 
 
 def enough_open_files(world_size: int) -> int:
@@ -31,15 +31,15 @@ def enough_open_files(world_size: int) -> int:
     return max(1024, 512 + 8 * world_size)
 
 
-def check_open_files(world_size: int) -> list[Finding]:
-    """Return the limit of this process, against the needs of ``world_size`` ranks."""
+def check_open_files(rank: int, world_size: int, local_size: int) -> list[Finding]:
+    """Return the limit of this process, against what it needs as a rank of a world, with so many on this host."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{_number(soft)} open files allowed, {_number(hard)} at most"
     wanted = enough_open_files(world_size)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return [Finding("ok", "open_files", text)]
     ranks = f"{world_size} rank{'s' if world_size != 1 else ''}"
-    free, least = free_descriptors(), least_open_files(world_size)
+    free, least = free_descriptors(), least_open_files(rank, world_size, local_size)
     if free is not None and free < least:
         opened = f"{soft - free} are open"
         level, text = "problem", f"{text}, and {opened}; {ranks} cannot connect with less than {soft - free + least}"

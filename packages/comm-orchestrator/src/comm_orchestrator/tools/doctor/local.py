@@ -50,7 +50,8 @@ def examine(timeout_s: float) -> Local:
         one, default = info, known.launch.master_port
         findings += guarded("port", lambda: network.check_port(one, environ, default))
     world_size = info.world_size if info is not None else 1
-    findings += guarded("open_files", lambda: limits.check_open_files(world_size))
+    rank, local_size = (info.rank, info.local_world_size or 1) if info is not None else (0, 1)
+    findings += guarded("open_files", lambda: limits.check_open_files(rank, world_size, local_size))
     findings += guarded("processes", processes.check_processes)
     report = RankReport(
         info.rank if info is not None else None,
