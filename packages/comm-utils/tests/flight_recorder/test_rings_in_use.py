@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from comm_utils.flight_recorder import directory
 from comm_utils.flight_recorder.directory import create_folder, default_directory, prune, remove_rings_of
 from comm_utils.flight_recorder.reader import open_ring
 from comm_utils.flight_recorder.recorder import own_identity
@@ -297,3 +298,74 @@ def writer_of(ring: Path) -> int:
     pid = reader.header.pid
     reader.close()
     return pid
+
+
+_IS_INTERRUPTED = """
+import gc, json, os, sys
+from itertools import count
+from pathlib import Path
+import comm_utils.flight_recorder
+from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+
+PACKAGE = str(Path(comm_utils.flight_recorder.__file__).parent)
+what, directory = sys.argv[2], Path(sys.argv[1])
+
+
+def descriptors():
+    found = [f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd")]
+    return [os.readlink(one) for one in found if os.path.islink(one)]
+
+
+def interrupted(call, nth):
+    calls = count()
+
+    def interrupt(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and next(calls) == nth:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+recorder = FlightRecorder()
+recorder.settings = FlightRecorderSettings(directory=str(directory), records=16)
+nth, left, goes_on = 0, [], True
+while goes_on:
+    if what == "close":
+        recorder.open(0, 1, "job")
+    goes_on = interrupted(recorder.close if what == "close" else lambda: recorder.open(0, 1, "job"), nth)
+    recorder.close()
+    gc.collect()
+    left += [f"{nth}: {one}" for one in descriptors() if one.startswith(str(directory))]
+    left += [f"{nth}: {one.name}" for one in directory.glob("*/*")] if what == "open" else []
+    nth += 1
+print(json.dumps([nth, left]))
+"""
+
+
+@pytest.mark.parametrize("what", ["open", "close"])
+def test_an_interrupt_at_any_call_leaves_no_ring(tmp_path: Path, what: str) -> None:
+    command = [sys.executable, "-c", _IS_INTERRUPTED, str(tmp_path), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    interrupts, left = json.loads(done.stdout)
+    assert interrupts > 5
+    assert left == []
+
+
+def test_old_empty_folders_of_the_default_directory_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "default_directory", lambda: tmp_path / "default")
+    for parent in (tmp_path / "default", tmp_path / "configured"):
+        for name in ("old", "new"):
+            create_folder(parent, name)
+        os.utime(parent / "old", (0, 0))
+        prune(parent, 4, own_identity())
+    left = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.glob("*/*"))
+    assert left == ["configured/new", "configured/old", "default/new"]

@@ -114,13 +114,9 @@ def create_ring(folder: Path, rank: int, size_bytes: int) -> RingFile:
     Raises:
         OSError: it cannot be created, or there is no room for it.
     """
+    path, lock, descriptor = None, -1, -1
     try:
         path, lock = _create_locked(folder, rank)
-    except OSError:
-        _remove_empty(folder)
-        raise
-    descriptor = -1
-    try:
         # Not the same description of the file: a mapping, which forked children inherit, would keep the lock.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         # Reserved: a page that the file system has no room for would end the process when it is first written.
@@ -128,13 +124,16 @@ def create_ring(folder: Path, rank: int, size_bytes: int) -> RingFile:
             os.posix_fallocate(descriptor, 0, size_bytes)
         else:
             os.ftruncate(descriptor, size_bytes)
-    except OSError:
-        remove_ring(path)
+        return RingFile(path, descriptor, lock)
+    except BaseException:  # also of a handler of signals
+        if path is None:
+            _remove_empty(folder)
+        else:
+            remove_ring(path)
         for one in (descriptor, lock):
             if one >= 0:
                 os.close(one)
         raise
-    return RingFile(path, descriptor, lock)
 
 
 def _create_locked(folder: Path, rank: int) -> tuple[Path, int]:
@@ -153,13 +152,19 @@ def _create_locked(folder: Path, rank: int) -> tuple[Path, int]:
                 raise
             create_folder(folder.parent, folder.name)
             continue
-        locked = lock_as_owner(lock)
-        if locked and is_at(lock, path):
-            return path, lock
-        if locked is False and is_at(lock, path):  # a process that prunes looks at it, and may stop while it does
-            remove_ring(path)
-            attempt += 1
-            path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+        try:
+            locked = lock_as_owner(lock)
+            if locked and is_at(lock, path):
+                return path, lock
+            if locked is False and is_at(lock, path):  # a process that prunes looks at it, and may stop while it does
+                remove_ring(path)
+                attempt += 1
+                path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+        except BaseException:  # of a handler of signals
+            if is_at(lock, path):
+                remove_ring(path)
+            os.close(lock)
+            raise
         os.close(lock)
         if locked is None:
             return path, -1
@@ -199,7 +204,8 @@ def rings_in(folder: Path, on_error: Callable[[OSError], None] | None = None) ->
 def prune(directory: Path, keep: int, identity: str) -> None:
     """Remove the folders of jobs that have ended, but for the ``keep`` newest.
 
-    Of these, all but the newest go where they take more than an eighth of the file system.
+    Of these, all but the newest go where they take more than an eighth of the file system. Folders of the default
+    directory in which a process has ended before it created a ring go as well.
 
     Args:
         identity: in the rings of processes that this one would see if they lived.
@@ -210,6 +216,9 @@ def prune(directory: Path, keep: int, identity: str) -> None:
             with suppress(OSError):
                 found = os.lstat(folder)
                 rings = list(folder.glob(f"*{RING_SUFFIX}"))
+                # Those of a configured directory may be the user's.
+                if not rings and abs(time.time() - found.st_mtime) >= _RECENT_S and _is_default(directory):
+                    folder.rmdir()
                 if stat.S_ISDIR(found.st_mode) and rings and not any(_is_in_use(ring, identity) for ring in rings):
                     ended.append((found.st_mtime, sum(ring.stat().st_size for ring in rings), rings))
     ended.sort(key=lambda one: one[0], reverse=True)

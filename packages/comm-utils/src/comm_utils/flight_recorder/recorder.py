@@ -75,14 +75,14 @@ class FlightRecorder:
         self.path: Path | None = None
         self.opened = 0
         self.closed_ns = 0
-        self._file_lock = -1  # a descriptor; others see by it that this process lives
+        # Descriptors of the ring's file; others see by the lock that this process lives.
+        self._descriptor = self._file_lock = -1
         self._lock = threading.RLock()
         self._failed = False
         self._listeners: list[Callable[[int], None]] = []
         self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
 
     def _use(self, memory: RingMemory) -> None:
-        self._memory = memory
         self.numbers = count(1)
         self._groups: dict[str, int] = {}
         self._ended: dict[int, str] = {}  # groups whose entries may be left out, by index
@@ -99,6 +99,8 @@ class FlightRecorder:
         self._counting = threading.Lock()
         #: Not empty once more than one thread has made calls.
         self.several_threads: list[int] = []
+        # Last: after an interrupt, close() does all of it again.
+        self._memory = memory
         self.opened += 1
         for listener in self._listeners:
             listener(memory.descriptor)
@@ -113,7 +115,7 @@ class FlightRecorder:
     @property
     def descriptor(self) -> int:
         """Return the descriptor of the ring's file, -1 where records go to private memory."""
-        return self._memory.descriptor
+        return self._descriptor
 
     def when_opened(self, listener: Callable[[int], None]) -> None:
         """Call ``listener(descriptor)`` whenever the memory is another; -1 says that nothing is to be recorded."""
@@ -127,35 +129,39 @@ class FlightRecorder:
         """
         with self._lock:
             self.close()
-            settings = self.settings
-            if not settings.enabled:
+            if not self.settings.enabled:
                 return
             OOM_KILLS.begin()
-            records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
             try:
-                directory = default_directory() if settings.directory is None else Path(settings.directory)
-                file = self._create_ring(directory, job, rank, ring_bytes(records))
-            except OSError as error:
-                logger.warning(
-                    "the flight recorder has no file (%s): the calls of rank %d are recorded in private memory, which "
-                    "other ranks and commctl postmortem cannot read; set flight_recorder.directory to a folder with "
-                    "%d KiB free for each rank",
-                    error,
-                    rank,
-                    ring_bytes(records) >> 10,
-                )
-                self._use(RingMemory(records, rank, world_size))
-            else:
-                self.path, self._file_lock = file.path, file.lock
-                self._use(RingMemory(records, rank, world_size, file.descriptor))
-            process = {
-                "host": host_name(),
-                "identity": own_identity(),
-                "job": job,
-                "python": platform.python_version(),
-                "program": " ".join(sys.argv)[:400],
-            }
-            self._memory.add_entry(EntryType.PROCESS, process)
+                self._open(rank, world_size, job)
+            except BaseException:  # also of a handler of signals
+                self.close()
+                raise
+
+    def _open(self, rank: int, world_size: int, job: str) -> None:
+        settings = self.settings
+        records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
+        try:
+            directory = default_directory() if settings.directory is None else Path(settings.directory)
+            self.path, self._descriptor, self._file_lock = self._create_ring(directory, job, rank, ring_bytes(records))
+        except OSError as error:
+            logger.warning(
+                "the flight recorder has no file (%s): the calls of rank %d are recorded in private memory, which "
+                "other ranks and commctl postmortem cannot read; set flight_recorder.directory to a folder with "
+                "%d KiB free for each rank",
+                error,
+                rank,
+                ring_bytes(records) >> 10,
+            )
+        self._use(RingMemory(records, rank, world_size, self._descriptor))
+        process = {
+            "host": host_name(),
+            "identity": own_identity(),
+            "job": job,
+            "python": platform.python_version(),
+            "program": " ".join(sys.argv)[:400],
+        }
+        self._memory.add_entry(EntryType.PROCESS, process)
 
     def _create_ring(self, directory: Path, job: str, rank: int, size_bytes: int) -> RingFile:
         folder, is_new = create_folder(directory, job)
@@ -173,20 +179,22 @@ class FlightRecorder:
     def close(self) -> None:
         """End the world's records: the ring is removed, unless a call failed."""
         with self._lock:
-            if self.path is not None:
-                self.closed_ns = time.perf_counter_ns()
-                self._memory.set_word("state", 2 if self._failed else 1)
-                if not self._failed and not self.settings.keep_clean:
-                    remove_ring(self.path)
-            descriptor = self._memory.descriptor
-            self.path, self._failed = None, False
-            if descriptor >= 0 or self._memory.records != _PRIVATE_RECORDS:
+            try:
+                if self.path is not None:
+                    self.closed_ns = time.perf_counter_ns()
+                    self._memory.set_word("state", 2 if self._failed else 1)
+                    if not self._failed and not self.settings.keep_clean:
+                        remove_ring(self.path)
+            finally:
+                self.path, self._failed = None, False
+                self._close_file()
+            if self._memory.descriptor >= 0 or self._memory.records != _PRIVATE_RECORDS:
                 self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
-            if descriptor >= 0:
-                os.close(descriptor)
-            self._unlock_file()
 
-    def _unlock_file(self) -> None:
+    def _close_file(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         descriptor, self._file_lock = self._file_lock, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -195,7 +203,7 @@ class FlightRecorder:
         """Stop recording in a forked child; the ring is the parent's."""
         self.path, self._failed = None, False
         self._lock = threading.RLock()
-        self._unlock_file()  # the parent's descriptor goes on locking it
+        self._close_file()  # the parent's descriptor goes on locking it
         self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
 
     @property
