@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import logging
 import os
 import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -23,6 +29,8 @@ from comm_utils.errors import BackendUnavailableError
 from comm_utils.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason="no shared memory")
+
+PACKAGE = str(Path(communicator_factory.__file__).parent)
 
 
 def end(made: Communicator, store: c10d.Store) -> None:
@@ -144,3 +152,42 @@ def test_ranks_that_may_make_no_memory_use_oneccl_and_say_so_once() -> None:
         assert len(warnings) == (rank == 0), warnings
         for text in (*warnings, error):
             assert "the system refuses memfd_create (Operation not permitted); allow it in the seccomp profile" in text
+
+
+def run_interrupted_at_each_call() -> tuple[int, list[str]]:
+    """Interrupt the making of a group of one at each call of this package; return their number, and what is left."""
+    making = communicator_factory._Factory._in_shared_memory.__code__
+    before = descriptors()
+    nth, left = 0, []
+    while True:
+        calls = count()
+
+        def interrupt(frame: FrameType, event: str, _: object, calls: Iterator[int] = calls, nth: int = nth) -> None:
+            is_made_there = event == "call" and frame.f_back is not None and frame.f_back.f_code is making
+            if is_made_there and frame.f_code.co_filename.startswith(PACKAGE) and next(calls) == nth:
+                sys.setprofile(None)
+                raise KeyboardInterrupt  # as a handler of signals does there
+
+        made = None
+        sys.setprofile(interrupt)
+        with suppress(KeyboardInterrupt):
+            made = communicator_factory.make_communicator(c10d.HashStore(), 0, 1, timedelta(seconds=60))
+        sys.setprofile(None)
+        if made is not None:
+            made.close()
+            return nth, left
+        gc.collect()
+        left += [f"interrupt {nth} left {one}" for one in descriptors() if one not in before]
+        nth += 1
+
+
+def descriptors() -> list[str]:
+    """Return what the descriptors of this process lead to."""
+    found = [f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd")]
+    return [os.readlink(one) for one in found if os.path.islink(one)]
+
+
+def test_an_interrupt_at_any_call_leaves_no_descriptor() -> None:
+    interrupts, left = run_ranks(run_interrupted_at_each_call, 1, env={"CCL_SHARED_MEMORY_PROFILE": "0"})[0]
+    assert interrupts > 5
+    assert left == []

@@ -204,49 +204,45 @@ class _Factory:
         made: SharedCommunicator | None = None
         created = -1, 0
         problem: tuple[str, str] | None = None
-        try:
+        # Any exception may come at any call, as a handler of signals raises it.
+        with ExitStack() as always, ExitStack() as unless_made:
             try:
-                if self._rank == 0:
-                    created = shared_memory.create(self._size)
-            finally:
-                # The others are waiting for it, whatever became of it.
-                if self._rank == 0:
-                    crowded = placement.are_crowded(places, topology.cpus_of_launcher())
-                    start = _Start.of_this_host(self._size, crowded, held)
-                    self._store.set("memory", json.dumps([*created, *start]))
-            memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
-            if memory.descriptor >= 0:
-                place = memory.descriptor, memory.inode
-                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, place, places)
-                made.start_from(memory.profile)
-                made.profile_by = memory.measured_by
-        except CommError:
-            raise
-        except MemoryError as error:
-            problem = "memory", str(error)
-        except OSError as error:
-            problem = "access", str(error)
-        except RuntimeError as error:
-            problem = "other", str(error)
-        try:
+                try:
+                    if self._rank == 0:
+                        created = shared_memory.create(self._size)
+                        always.callback(shared_memory.close_descriptor, created[0])
+                finally:
+                    # The others are waiting for it, whatever became of it.
+                    if self._rank == 0:
+                        crowded = placement.are_crowded(places, topology.cpus_of_launcher())
+                        start = _Start.of_this_host(self._size, crowded, held)
+                        self._store.set("memory", json.dumps([*created, *start]))
+                memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
+                if memory.descriptor >= 0:
+                    place = memory.descriptor, memory.inode
+                    made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, place, places)
+                    unless_made.callback(shared_memory.close, made.number)
+                    made.start_from(memory.profile)
+                    made.profile_by = memory.measured_by
+            except CommError:
+                raise
+            except MemoryError as error:
+                problem = "memory", str(error)
+            except OSError as error:
+                problem = "access", str(error)
+            except RuntimeError as error:
+                problem = "other", str(error)
             texts = self._exchange("joined", json.dumps(problem), peers)
             problems = [member_records.problem(text, self._who(rank)) for rank, text in enumerate(texts)]
             self._delete_read("process", "joined")
-        except BaseException:
-            if made is not None:
-                shared_memory.close(made.number)
-            raise
-        finally:
-            if created[0] >= 0:
-                shared_memory.close_descriptor(created[0])
-        failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
-        if made is not None and not failures:
-            made.warn_of_single_copy()
-            if memory.measures:
-                self._measure(made)
-            return made
-        if made is not None:
-            shared_memory.close(made.number)
+            always.close()
+            failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
+            if made is not None and not failures:
+                made.warn_of_single_copy()
+                if memory.measures:
+                    self._measure(made)
+                unless_made.pop_all()
+                return made
         rank, (kind, text) = failures[0]
         if kind != "access":
             self._wait_for_readers(peers)
@@ -262,11 +258,7 @@ class _Factory:
             logger.warning("oneCCL is used instead of shared memory: %s", why)
 
     def _measure(self, made: SharedCommunicator) -> None:
-        try:
-            is_whole = tuning.measure(made, tuning.quick(made.size))
-        except BaseException:
-            shared_memory.close(made.number)
-            raise
+        is_whole = tuning.measure(made, tuning.quick(made.size))
         rows = host_profile.rows_of(made.methods())
         if rows:
             made.profile_by = host_profile.FIRST_GROUP
