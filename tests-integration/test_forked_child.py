@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +312,69 @@ def test_a_child_that_ends_its_parents_world_on_gloo_ends(ends: str) -> None:
     program = [sys.executable, "-c", _ENDS_THE_WORLD_IN_A_CHILD.format(ends=ends)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert ended.stdout == "0\n", ended.stderr
+
+
+_HOLDS_LOCKS = """
+import os, signal, threading, torch
+import comm_orchestrator as dist
+from comm_utils import process_locks
+
+dist.init_distributed("BACKEND", verbose=False)
+dist.destroy_process_group()
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    for one in process_locks._every:
+        one.lock.acquire()
+    held.set()
+    done.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    os.environ["MASTER_PORT"] = "0"
+    dist.init_distributed("BACKEND", verbose=False)
+    group, tensor = dist.new_group([0]), torch.ones(5000)
+    dist.all_reduce(tensor, compression="int8")
+    with dist.coalescing():
+        dist.all_reduce(tensor)
+    dist.all_reduce(tensor.to(torch.int16), async_op=True).wait()
+    dist.destroy_process_group()
+    os._exit(0 if tensor[0] == 1 else 1)
+print(len(process_locks._every), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_child_forked_while_a_thread_has_every_lock_begins_a_world(backend: str) -> None:
+    program = [sys.executable, "-c", _HOLDS_LOCKS.replace("BACKEND", backend)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    locks, status = ended.stdout.split()
+    assert int(locks) > 5
+    assert status == "0", ended.stderr
+
+
+_LOCKS = ("threading.Lock", "threading.RLock", "threading.Condition")
+
+
+def _locks_of(body: list[ast.stmt]) -> list[int]:
+    """Return the lines of a module or class that make a lock of the threading module."""
+    found = []
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            found += _locks_of(statement.body)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            made = statement.value
+            if isinstance(made, ast.Call) and ast.unparse(made.func) in _LOCKS:
+                found.append(statement.lineno)
+    return found
+
+
+def test_every_lock_of_a_module_is_renewed_in_a_child() -> None:
+    sources = sorted((Path(__file__).parents[1] / "packages").glob("*/src/**/*.py"))
+    found = [f"{path}:{line}" for path in sources for line in _locks_of(ast.parse(path.read_text()).body)]
+    assert found == [], "a child forked while another thread has it waits for ever; use comm_utils.process_locks"

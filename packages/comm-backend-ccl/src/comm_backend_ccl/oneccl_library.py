@@ -18,6 +18,7 @@ from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.dropped import Dropped
 
@@ -130,7 +131,7 @@ class _Loaded:
     """The library, once it is loaded."""
 
     library: Any = None
-    lock = threading.Lock()
+    turn = ProcessLock(threading.Lock)
     #: oneCCL's settings are read once in a process.
     initialized = False
     #: For TCP; "" leaves it to libfabric.
@@ -181,7 +182,7 @@ def _libfabric(where: Path) -> Path:
 
 
 def _library() -> Any:
-    with _Loaded.lock:
+    with _Loaded.turn.lock:
         if _Loaded.library is None:
             where = folder()
             if where is None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from comm_utils.host_identity import host_identity, host_name
 from comm_utils.log import logger
+from comm_utils.process_locks import ProcessLock
 from comm_utils.process_state import is_ending
 
 __all__ = ["Peers", "Process", "this_process"]
@@ -47,7 +48,7 @@ def this_process() -> Process:
 class _Descriptor:
     """A descriptor of one process, which all groups of this process use that the other one is in."""
 
-    lock = threading.Lock()
+    turn = ProcessLock(threading.Lock)
     #: By pid.
     held: ClassVar[dict[int, _Descriptor]] = {}
     is_missed = False
@@ -62,7 +63,7 @@ class _Descriptor:
         Raises:
             ProcessLookupError: there is no such process.
         """
-        with cls.lock:
+        with cls.turn.lock:
             found = cls.held.get(pid)
             try:
                 if found is None or found._has_ended():  # after which another process may get the pid
@@ -88,20 +89,12 @@ class _Descriptor:
         return bool(poll.poll(0))
 
     def release(self) -> None:
-        with self.lock:
+        with self.turn.lock:
             self.users -= 1
             if self.users == 0:
                 os.close(self.number)
                 if self.held.get(self.pid) is self:
                     del self.held[self.pid]
-
-    @classmethod
-    def renew(cls) -> None:
-        """Leave the lock to the process that forked this one."""
-        cls.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_Descriptor.renew)
 
 
 class Peers:

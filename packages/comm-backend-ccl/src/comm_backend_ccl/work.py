@@ -15,6 +15,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.dropped import Dropped
 from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.handle import Handle
@@ -32,7 +33,7 @@ STORE_GONE = "the group's store has gone"
 LOOK_AROUND_S = 0.05
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 0.3
-_finishing = threading.RLock()
+_finishing = ProcessLock(threading.RLock)
 
 
 #: An operation under way: a ``oneccl_library.Handle``, or an ``Operation`` of shared memory.
@@ -215,7 +216,7 @@ class CclWork(Handle):
         if self._failure is not None:
             raise self._failure
         if self.finish is not None:
-            with _finishing, torch.inference_mode():  # another thread may wait for the same
+            with _finishing.lock, torch.inference_mode():  # another thread may wait for the same
                 if self._failure is not None:
                     raise self._failure
                 if self.finish is not None:

@@ -8,13 +8,14 @@ from types import TracebackType
 import torch
 
 from comm_collectives.memory import current_stream, used_here
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support import factories
 
 __all__ = ["Buffers"]
 
 # Of all that is kept for later calls, in bytes.
 _MOST_KEPT = 64 << 20
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 _kept: dict[tuple[object, int], list[torch.Tensor]] = {}
 _kept_bytes = 0
 
@@ -55,7 +56,7 @@ class Buffers:
             for memory in every:
                 used_here(memory)
             return
-        with _lock:
+        with _turn.lock:
             for memory in every:
                 if _kept_bytes + memory.numel() <= _MOST_KEPT:
                     _kept.setdefault((self._owner, memory.numel()), []).append(memory)
@@ -75,7 +76,7 @@ class Buffers:
 
     def _from_earlier_calls(self, size: int) -> torch.Tensor | None:
         global _kept_bytes
-        with _lock:
+        with _turn.lock:
             kept = _kept.get((self._owner, size))
             if not kept:
                 return None

@@ -15,6 +15,7 @@ from comm_collectives import arguments
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.process_locks import ProcessLock
 
 __all__ = ["init_device_mesh", "initialize_mesh_device"]
 
@@ -81,13 +82,13 @@ def _check_dim_names(names: Any, dimensions: int) -> None:
         )
 
 
-_patching = threading.Lock()
+_patching = ProcessLock(threading.Lock)
 
 
 @contextmanager
 def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
     """Give ``timeout`` to groups that torch creates in the block; gloo of torch 2.6 accepts no later change."""
-    with _patching:
+    with _patching.lock:
         original = internals._get_default_timeout
         if timeout is not None:
             internals._get_default_timeout = lambda backend: timeout

@@ -27,6 +27,7 @@ from comm_utils.errors import ArgumentError, NotInitializedError
 from comm_utils.operations import registry
 from comm_utils.operations.table import ROWS
 from comm_utils.operations.types import Argument, Form, OperationSpec, Role
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support import factories
 
 __all__ = ["FORMS", "ORDER", "define", "is_coalescing", "token_of"]
@@ -81,7 +82,7 @@ FORMS: dict[str, tuple[tuple[str, str], ...]] = {
 with torch.inference_mode(False), torch.device("cpu"):
     ORDER = factories.zeros(1)
 
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 _library: Any = None
 _numbers = itertools.count(1)
 _tokens: WeakKeyDictionary[ProcessGroup, str] = WeakKeyDictionary()
@@ -92,7 +93,7 @@ def token_of(group: ProcessGroup | None) -> str:
     """Return the name by which a graph knows ``group``, and does not hold it; "" is the world at the time of a call."""
     if group is None:
         return ""
-    with _lock:
+    with _turn.lock:
         found = _tokens.get(group)
         if found is None:
             found = _tokens[group] = str(next(_numbers))
@@ -109,7 +110,7 @@ def define() -> None:
     """Define the operators, once."""
     global _library
     if _library is None:
-        with _lock:
+        with _turn.lock:
             if _library is None:
                 _library = _define()
 

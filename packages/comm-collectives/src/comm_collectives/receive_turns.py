@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch.distributed import ProcessGroup
 
 from comm_utils.errors import CommTimeoutError
+from comm_utils.process_locks import ProcessLock
 
 __all__ = ["Turn", "queue_up"]
 
@@ -68,7 +69,7 @@ class Turn:
     def end(self) -> None:
         """Let the receives behind begin."""
         self.is_over.set()
-        with _lock:
+        with _turn.lock:
             left = [one for one in self.under_way.pop(self.tag, []) if one is not self]
             if left:
                 self.under_way[self.tag] = left
@@ -77,13 +78,13 @@ class Turn:
         return None if self.limit_s is None else max(0.0, self._begin_s + self.limit_s - time.monotonic())
 
 
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 _turns: WeakKeyDictionary[ProcessGroup, dict[int, list[Turn]]] = WeakKeyDictionary()
 
 
 def queue_up(turn: Turn, group: ProcessGroup) -> Turn:
     """Return ``turn``, of a receive that is about to begin, behind those of its group that are under way."""
-    with _lock:
+    with _turn.lock:
         turn.under_way = _turns.setdefault(group, {})
         earlier = turn.under_way.setdefault(turn.tag, [])
         turn.before = [one for one in earlier if None in (turn.source, one.source) or turn.source == one.source]

@@ -18,6 +18,7 @@ from comm_utils.active import active_backend
 from comm_utils.errors import ArgumentTypeError, BackendUnavailableError, NotInitializedError
 from comm_utils.observability.comms_logger import CommsLogger, Row
 from comm_utils.observability.exports.groups import format_ranks
+from comm_utils.process_locks import ProcessLock
 
 __all__ = ["COUNTERS", "GAUGES", "Total", "start_telemetry"]
 
@@ -72,7 +73,7 @@ def start_telemetry(log: CommsLogger, meter_provider: Any = None) -> Callable[[]
             f"start_telemetry: meter_provider: got a {type(meter_provider).__name__}, expected a MeterProvider of "
             "OpenTelemetry, or None for the global one"
         )
-    with _Sources.lock:
+    with _Sources.turn.lock:
         source = _Sources.of(api, api.get_meter_provider() if meter_provider is None else meter_provider)
         return source.start(log)
 
@@ -83,7 +84,7 @@ class _Sources:
     OpenTelemetry cannot remove instruments, and of two instruments with one name it reads the first alone.
     """
 
-    lock = threading.Lock()
+    turn = ProcessLock(threading.Lock)
     known: ClassVar[weakref.WeakKeyDictionary[Any, _Source]] = weakref.WeakKeyDictionary()
     # Before somebody sets the global provider, another stands in for it, whose instruments move to the real one.
     of_global: _Source | None = None

@@ -18,6 +18,7 @@ from comm_utils.active import slot
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.given import seconds_to_wait
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.uncompiled import uncompiled
 
@@ -96,7 +97,7 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
 
 graph_breaks.add("coalescing", coalescing, graph_breaks.NEVER)
 #: While a thread opens or closes a block.
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 
 
 @uncompiled
@@ -109,7 +110,7 @@ class _Block(AbstractContextManager[Coalescing]):
         self._handle = Coalescing()
 
     def __enter__(self) -> Coalescing:
-        with _lock:
+        with _turn.lock:
             cache = slot.fast_paths
             if isinstance(cache, CollectingCache) and cache.collects_here:
                 raise ArgumentError(
@@ -125,7 +126,7 @@ class _Block(AbstractContextManager[Coalescing]):
         return self._handle
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with _lock:
+        with _turn.lock:
             self._cache.end(self._thread)
             # Unless another thread has put another backend there meanwhile.
             if (

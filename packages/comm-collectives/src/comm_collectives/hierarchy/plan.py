@@ -12,6 +12,7 @@ from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.group_names import digest_of, name_of
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.store_waits import making_of
 from comm_utils.watch.watch import WATCH
@@ -47,7 +48,7 @@ _host_counts: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 _plans: WeakKeyDictionary[ProcessGroup, Plan] = WeakKeyDictionary()
 # Of the threads that make the plan of a group: the first one does.
 _making: WeakKeyDictionary[ProcessGroup, threading.Lock] = WeakKeyDictionary()
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 _MAKING = "making groups within hosts and between them"
 
 
@@ -90,7 +91,7 @@ def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
     plan = _plans.get(key)
     if plan is not None:  # without the lock, as a call in the background may be what other ranks wait for
         return plan
-    with _lock:
+    with _turn.lock:
         making = _making.setdefault(key, threading.Lock())
     with making:
         plan = _plans.get(key)

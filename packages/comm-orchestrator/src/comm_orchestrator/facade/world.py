@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -28,6 +27,7 @@ from comm_utils import active
 from comm_utils.backend import Availability
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError, NotInitializedError
 from comm_utils.log import logger
+from comm_utils.process_locks import ProcessLock
 
 __all__ = [
     "available_backends",
@@ -41,18 +41,8 @@ __all__ = [
 ]
 
 
-class _Turn:
-    """The turn to begin or end the world, which the threads of a process do one after the other."""
-
-    lock = threading.RLock()
-
-    @classmethod
-    def renew(cls) -> None:
-        """Leave the turn to the process that forked this one."""
-        cls.lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_Turn.renew)
+# The threads of a process begin and end worlds one after the other.
+_turn = ProcessLock(threading.RLock)
 
 
 @with_keyword_errors
@@ -149,7 +139,7 @@ def init_process_group(
             f"{call}: pg_options: got {pg_options!r:.60}; expected None: call torch.distributed.init_process_group() "
             "with them, and init_distributed() then adopts what it made"
         )
-    with _Turn.lock:
+    with _turn.lock:
         if is_initialized() or c10d.is_initialized():
             raise ArgumentError(
                 f"{call}: there is a world already; call destroy_process_group() first, or init_distributed(), which "
@@ -181,7 +171,7 @@ def _device(call: str, device_id: torch.device | int) -> torch.device | None:
 
 
 def _initialize(options: orchestrator.InitOptions) -> None:
-    with _Turn.lock:
+    with _turn.lock:
         _initialize_alone(options)
 
 
@@ -337,7 +327,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     if group is not None:
         groups.destroy_process_group(group)
         return
-    with _Turn.lock:
+    with _turn.lock:
         _end_world()
 
 

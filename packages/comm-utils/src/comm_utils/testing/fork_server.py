@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import comm_utils
+from comm_utils.process_locks import ProcessLock
 from comm_utils.testing.environment import RUN_TOKEN, template_environment
 from comm_utils.testing.forking import Fork, Forked, Imported, Reap, Reaped
 
@@ -69,7 +70,7 @@ _READ_LATER_EXACTLY = (
 _modules: tuple[str, ...] = ()
 _environ: dict[str, str] = {}
 _servers: list[_Server] = []
-_lock = threading.Lock()
+_turn = ProcessLock(threading.Lock)
 
 
 def preload(*modules: str) -> None:
@@ -82,7 +83,7 @@ def preload(*modules: str) -> None:
         modules: importable names. What they do when imported must leave no thread and no open connection.
     """
     global _modules, _environ  # one setting a process, as the servers are
-    with _lock:
+    with _turn.lock:
         _close_servers()
         _modules = tuple(dict.fromkeys((*_modules, *modules)))
         _environ = template_environment()
@@ -98,7 +99,7 @@ def fork_rank(rank: int, environ: Mapping[str, str], fds: tuple[int, int, int, i
     """
     if not _modules or os.environ.get("COMM_TESTS_FORK") == "0" or environ.get("COMM_TESTS_FORK") == "0":
         return None
-    with _lock:
+    with _turn.lock:
         if not _have_servers():
             return None
         server = _servers[rank % _SERVERS]
@@ -198,7 +199,7 @@ class _Server:
         return ForkedProcess(reply.pid, os.pidfd_open(reply.pid), self)
 
     def reap(self, pid: int) -> int:
-        with _lock:
+        with _turn.lock:
             with contextlib.suppress(OSError):
                 self._connection.send_bytes(pickle.dumps(Reap(pid)))
             reply = self._receive(_REAP_TIMEOUT_S)

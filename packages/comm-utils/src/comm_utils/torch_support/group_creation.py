@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import listed
 from comm_utils.process_limits import lack_of_threads
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
@@ -45,7 +45,7 @@ class _Turn:
     another group for their own.
     """
 
-    lock = threading.Lock()
+    turn = ProcessLock(threading.Lock)
     holder = ""
 
     @classmethod
@@ -55,7 +55,7 @@ class _Turn:
         Raises:
             CommTimeoutError: another thread has it all the time; names what it makes.
         """
-        lock, limit_s = cls.lock, -1.0 if limit is None else min(limit.total_seconds(), threading.TIMEOUT_MAX)
+        lock, limit_s = cls.turn.lock, -1.0 if limit is None else min(limit.total_seconds(), threading.TIMEOUT_MAX)
         if not lock.acquire(timeout=limit_s):
             raise CommTimeoutError(
                 f"{who}: the group of ranks {listed(ranks)} was not made: for {limit_s:g} s, another thread of this "
@@ -64,14 +64,6 @@ class _Turn:
             )
         cls.holder = f"the group of ranks {listed(ranks)} in {call}"
         return lock
-
-    @classmethod
-    def renew(cls) -> None:
-        """Leave the turn to the process that forked this one."""
-        cls.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_Turn.renew)
 
 
 class GroupMaker:
