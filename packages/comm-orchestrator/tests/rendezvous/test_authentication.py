@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -209,6 +210,40 @@ def test_a_folder_or_file_of_somebody_else_is_not_used(folder: Path, monkeypatch
     file.chmod(0o600)
     file.write_text(json.dumps({"secret": "00"}))
     assert file_secret("job") is None
+
+
+def test_a_umask_takes_no_rights_of_the_owner(folder: Path) -> None:
+    umask = os.umask(0o777)
+    try:
+        secret = share_secret("job")
+    finally:
+        os.umask(umask)
+    (file,) = folder.iterdir()
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (folder, file)] == [0o700, 0o600]
+    assert file_secret("job") == secret
+
+
+_MAY_NOT_READ = """
+import sys
+from pathlib import Path
+from comm_orchestrator.rendezvous import authentication
+
+authentication._PARENTS, authentication._APPEARS_S = (Path(sys.argv[1]),), 0.0
+print(authentication.file_secret("job"))
+"""
+
+
+def test_a_secret_that_cannot_be_read_is_said(folder: Path) -> None:
+    assert share_secret("job") is not None
+    (file,) = folder.iterdir()
+    file.chmod(0)
+    capabilities = "-dac_override,-dac_read_search"
+    as_others = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root reads every file without setpriv")
+    command = [*(as_others if os.geteuid() == 0 else []), sys.executable, "-c", _MAY_NOT_READ, str(folder.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert f"LaunchError: init_distributed: the ranks share a secret in {file}, which this process may" in done.stderr
 
 
 def test_the_variable_of_a_job_over_several_hosts() -> None:

@@ -176,6 +176,8 @@ def share_secret(identity: str) -> bytes | None:
                         f"folder of this user (uid {os.getuid()}); remove it, or set {SECRET_VARIABLE} to the same "
                         "random text on every rank"
                     )
+                if stat.S_IMODE(path.parent.stat().st_mode) != 0o700:  # the umask took rights of the owner
+                    path.parent.chmod(0o700)
                 with _locked(path.parent):
                     _remove_stale(path.parent)
                     return _write(path) or _read(path)
@@ -201,16 +203,30 @@ def can_share_secrets() -> bool:
 
 
 def file_secret(identity: str) -> bytes | None:
-    """Return the secret that another process of this user has made for ``identity``, None where there is none."""
+    """Return the secret that another process of this user has made for ``identity``, None where there is none.
+
+    Raises:
+        LaunchError: this process may not read it.
+    """
     end = time.monotonic() + _APPEARS_S
     while True:
+        unreadable = ""
         for parent in _PARENTS:
             folder = parent / f"comm-{os.getuid()}"
-            with contextlib.suppress(OSError):
+            try:
                 if _is_private(folder, stat.S_ISDIR):
                     return _read(folder / _file_name(identity))
+            except OSError as error:
+                if error.errno == errno.EACCES:
+                    unreadable = str(folder / _file_name(identity))
         if time.monotonic() > end:
-            return None
+            if not unreadable:
+                return None
+            raise LaunchError(
+                f"init_distributed: the ranks share a secret in {unreadable}, which this process may not read though "
+                f"it belongs to this user (uid {os.getuid()}); give the folder the mode 0700 and the file 0600, or set "
+                f"{SECRET_VARIABLE} to the same random text on every rank"
+            )
         time.sleep(0.05)
 
 
@@ -287,6 +303,7 @@ def _write(path: Path) -> bytes | None:
 def _create(path: Path, content: bytes) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
+        os.fchmod(file, 0o600)  # the umask may take rights of the owner
         os.write(file, content)
     except OSError:
         path.unlink()
