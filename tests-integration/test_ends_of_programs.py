@@ -121,3 +121,33 @@ def test_a_handle_that_lives_until_the_end_of_the_program_is_no_trouble(
             one.wait()
     assert [code for _, code in ended] == [0, 0], ended
     assert not any("Traceback" in said or "ignored in" in said for said, _ in ended), ended
+
+
+_COMMUNICATES_AT_THE_END = """
+import atexit
+
+def end():
+    for call in (lambda: dist.all_reduce(torch.ones(3)), lambda: dist.all_reduce(torch.ones(3), async_op=True).wait()):
+        try:
+            call()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")
+
+atexit.register(end)
+import torch
+import comm_orchestrator as dist
+
+dist.init_distributed("ccl", verbose=False)
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def test_a_call_after_the_end_of_the_groups_says_that_the_process_is_ending() -> None:
+    program = [sys.executable, "-c", _COMMUNICATES_AT_THE_END]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    said = "NotInitializedError: all_reduce on the group of ranks [0] failed: this process is ending, and its groups "
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 2, ended.stderr
+    for line in lines:
+        assert line.startswith(said), line
+        assert "register it after init_distributed()" in line

@@ -23,7 +23,7 @@ from comm_utils.errors import (
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
-from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL, BreakableGroup
+from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL, ENDED_WITH_PROCESS, BreakableGroup
 from comm_utils.torch_support.failures import is_exhausted
 from comm_utils.torch_support.remedies import how_to_set_timeout, of_world, remedy
 from comm_utils.watch.trouble import Trouble
@@ -72,6 +72,8 @@ class Group(BreakableGroup, ABC):
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
+        #: The end of the program has ended it.
+        self.ended_with_process = False
         _groups.add(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -112,7 +114,8 @@ class Group(BreakableGroup, ABC):
 
     def destroyed_error(self, call: str) -> NotInitializedError:
         """Return the error for a call that was under way then."""
-        return NotInitializedError(f"{call} on {self} failed: {DESTROYED_DURING_CALL}")
+        why = ENDED_WITH_PROCESS if self.ended_with_process else DESTROYED_DURING_CALL
+        return NotInitializedError(f"{call} on {self} failed: {why}")
 
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""

@@ -236,4 +236,5 @@ def _close_all() -> None:
     for one in list(_open):
         if one.usable:
             shared_memory.drain(one.number, _LAST_MOMENT_S)
+        one.ended_with_process = True
         shared_memory.close(one.number, quietly=True)

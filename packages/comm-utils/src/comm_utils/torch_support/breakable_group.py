@@ -5,10 +5,15 @@ from __future__ import annotations
 from comm_utils.errors import BackendUnavailableError, BrokenGroupError, CommError
 from comm_utils.watch.trouble import Trouble
 
-__all__ = ["DESTROYED_DURING_CALL", "IN_FORKED_CHILD", "BreakableGroup"]
+__all__ = ["DESTROYED_DURING_CALL", "ENDED_WITH_PROCESS", "IN_FORKED_CHILD", "BreakableGroup"]
 
 #: Why a call failed whose group is no more.
 DESTROYED_DURING_CALL = "this process destroyed the group before the call was complete"
+#: Why a call failed that was made, or under way, when groups had ended at the end of the program.
+ENDED_WITH_PROCESS = (
+    "this process is ending, and its groups have ended; where an atexit callback communicates, register it after "
+    "init_distributed()"
+)
 #: Follows the name of a group.
 IN_FORKED_CHILD = (
     "cannot be used in a forked child of the process that created it; start processes with spawn or forkserver, or "
