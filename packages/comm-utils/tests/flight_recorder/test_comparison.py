@@ -164,3 +164,22 @@ def test_the_fewer_ranks_that_use_their_groups_in_another_order_are_the_cause(
     if len(odd) == 1:
         most = [rank for rank in rings if rank not in odd]
         assert found.text.endswith(f"; ranks {most[0]} and {most[1]} are in the same call")
+
+
+def test_another_group_of_the_same_ranks_is_called_another() -> None:
+    """As where a thread of rank 0 has a lock in a call on one group, and another thread needs it to call on the other.
+
+    With several threads, the calls are not said to be in different orders.
+    """
+    one, other = pair()
+    for ring in (one, other):
+        for name in ("first", "second"):
+            ring.recorder.group_index(name, ring.ranks, "", "gloo")
+    one.recorder.memory.set_word("threads", 2)
+    one.begin(group="first")
+    other.begin(group="second")
+    found = diagnose([take_snapshot(one.reader), take_snapshot(other.reader)])
+    (text,) = [one.text for one in found if one.ranks == (0,)]
+    assert (
+        "for which rank 1 waits: it is in all_reduce(4 elements of float32, op sum) on another group of ranks " in text
+    )

@@ -193,7 +193,7 @@ def find_missing(
                 continue
             text = (
                 f"rank {other} ({one.where}) has not called {missed}, for which "
-                f"{_waiting_for(call, rank, waiting, other)}: it {describe_rank(one)}"
+                f"{_waiting_for(call, rank, waiting, other)}: it {describe_rank(one, awaited_in=group)}"
             )
             if call.in_series > first.in_series and not first.is_message:
                 before = call.in_series - first.in_series

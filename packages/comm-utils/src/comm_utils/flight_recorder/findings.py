@@ -44,8 +44,12 @@ class Finding:
     other_group: RingGroup | None = None
 
 
-def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
-    """Return what a rank does, as the end of a sentence that begins with its name."""
+def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None, awaited_in: RingGroup | None = None) -> str:
+    """Return what a rank does, as the end of a sentence that begins with its name.
+
+    Args:
+        awaited_in: the group in which others wait for it; one of the same text is called another one.
+    """
     last = snapshot.calls[-1] if snapshot.calls else None
     if snapshot.is_gone:
         return snapshot.end + (f"; its last call was {last}{at_caller(last.caller)}" if last is not None else "")
@@ -55,7 +59,9 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
     open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
     call = next((one for one in open_calls if not one.is_on_device), None)
     if call is not None:
-        found += f"is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
+        found += (
+            f"is in {call} on {_beside(call.group, awaited_in)}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
+        )
         return found + _silence(snapshot)
     place, silence = _stack_place(snapshot), _silence(snapshot)
     at = f", at {place}" if place else ""
@@ -63,7 +69,8 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
         at = silence + (f" (until then, it was at {place})" if place else "")
     if open_calls:
         call = open_calls[0]
-        found += f"has {call} on {call.group}{at_caller(call.caller)} on its device{_since(call.begin_ns, now)}"
+        found += f"has {call} on {_beside(call.group, awaited_in)}{at_caller(call.caller)} on its device"
+        found += _since(call.begin_ns, now)
         return found + (at if silence else f", and its host goes on{f' at {place}' if place else ''}")
     doing = f"is in none of its calls{at}"
     if last is not None:
@@ -72,6 +79,11 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
     else:
         doing += ", and has made none yet"
     return found + doing
+
+
+def _beside(group: RingGroup, other: RingGroup | None) -> str:
+    is_namesake = other is not None and group.name != other.name and str(group) == str(other)
+    return str(group).replace("the group", "another group", 1) if is_namesake else str(group)
 
 
 def _since(begin_ns: int, now_ns: int) -> str:
