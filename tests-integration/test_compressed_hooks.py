@@ -165,7 +165,7 @@ def mean_updates(stage: int, method: str, steps: int, name: str = "") -> list[fl
     return [float((one + gradient).norm() / gradient.norm()) for one, gradient in pairs]
 
 
-@pytest.mark.parametrize(("method", "steps", "limit"), [("int4", 40, 0.02), ("topk", 100, 0.35)])
+@pytest.mark.parametrize(("method", "steps", "limit"), [("int4", 40, 0.02), ("topk", 100, 0.35), ("powersgd", 40, 0.1)])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_hooks_make_up_for_what_each_bucket_lost(
     pools: Pools, stage: int, method: str, steps: int, limit: float
@@ -314,9 +314,11 @@ def test_what_hooks_lost_can_be_saved(pools: Pools, stage: int) -> None:
 ODD = torch.linspace(-1, 2, 257)
 
 
-def steps_from(states: list[Any] | None, weight: torch.Tensor, stage: int) -> tuple[dict[str, Any], torch.Tensor]:
+def steps_from(
+    states: list[Any] | None, weight: torch.Tensor, stage: int, method: str
+) -> tuple[dict[str, Any], torch.Tensor]:
     """Return the state and the parameter after three steps that begin with these."""
-    compression, model = dist.Compression("onebit"), nn.Sequential(Product(ODD))
+    compression, model = dist.Compression(method), nn.Sequential(Product(ODD))
     if states is not None:
         compression.load_state_dict(states[dist.get_rank()])
     model[0].weight.data.copy_(weight)
@@ -329,13 +331,14 @@ def steps_from(states: list[Any] | None, weight: torch.Tensor, stage: int) -> tu
     return compression.state_dict(), model[0].weight.detach().clone()
 
 
+@pytest.mark.parametrize("method", ["onebit", "powersgd"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_hooks_lost_moves_to_numbers_of_ranks_that_pad_otherwise(pools: Pools, stage: int) -> None:
+def test_what_hooks_lost_moves_to_numbers_of_ranks_that_pad_otherwise(pools: Pools, stage: int, method: str) -> None:
     states, weight = None, torch.zeros_like(ODD)
     for steps, world_size in ((3, 2), (6, 3), (9, 1), (12, 2)):
         if states is not None:
             states = dist.Compression.reshard(dist.Compression.reshard(states, 4), world_size)
-        found = pools(world_size).run(steps_from, states, weight, stage)
+        found = pools(world_size).run(steps_from, states, weight, stage, method)
         states, weight = [state for state, _ in found], found[0][1]
         lacking = dist.Compression.reshard(states, 1)[0]["tensors"]["gradients.0.weight"]["local"]
         assert lacking.shape == ODD.shape
@@ -425,13 +428,6 @@ def refused(stage: int, method: str) -> str:
         with_hooks(model, stage, dist.Compression(method))
     with_hooks(model, stage, dist.Compression("int8", min_size_bytes=1 << 20))[0].remove()  # nothing is so large
     return str(caught.value)
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_codec_for_all_reduce_alone_is_refused_at_registration(pools: Pools, stage: int) -> None:
-    for text in pools(2).run(refused, stage, "powersgd"):
-        reason = "reduce_scatter_tensor: compression: powersgd compresses all_reduce alone"
-        assert text == f"register_sharded_hooks: reduction: {reason}"
 
 
 def refused_where_deterministic(stage: int) -> list[str]:

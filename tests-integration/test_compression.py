@@ -160,33 +160,48 @@ def test_every_codec_and_collective_within_its_bound(bare_pools: Pools, backend:
 
 
 def low_rank(dtype: torch.dtype, op: str) -> list[float]:
-    """Return the relative error of a matrix, and of the same one in an asynchronous call."""
+    """Return the relative errors of a matrix and of this rank's rows of it, in both kinds of calls."""
     rank, W = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(rank)
     # Gradients of rank 2 are sent without a loss by matrices of rank 4.
     matrix = (torch.randn(300, 2, generator=random) @ torch.randn(2, 200, generator=random)).to(dtype)
     exact, errors = matrix.float().clone(), []
     dist.all_reduce(exact, op)
+    parts, own = list(torch.split(matrix, 300 // W)), torch.split(exact, 300 // W)[rank]
     for asynchronous in (False, True):
-        compression = dist.Compression("powersgd", rank=2 * W).of("matrix")
+        compression = dist.Compression("powersgd", rank=2 * W)
         for _ in range(3):
-            found = matrix.clone()
-            work = dist.all_reduce(found, op, async_op=asynchronous, compression=compression)
-            if work is not None:
-                work.wait()
+            found, rows, listed = matrix.clone(), torch.empty_like(own, dtype=dtype), torch.empty_like(own, dtype=dtype)
+            calls: list[tuple[Callable[..., Any], list[Any]]] = [
+                (dist.all_reduce, [found]),
+                (dist.reduce_scatter_tensor, [rows, matrix]),
+                (dist.reduce_scatter, [listed, parts]),
+            ]
+            for call, given in calls:
+                name = compression.of(call.__name__)
+                work = call(*given, op, async_op=asynchronous, compression=name)
+                assert (work is not None) == asynchronous
+                if work is not None:
+                    work.wait()
         everyones = [torch.empty_like(found) for _ in range(W)]
         dist.all_gather(everyones, found)
         assert all(torch.equal(one, found) for one in everyones)
-        errors.append(float((found.float() - exact).norm() / exact.norm()))
+        pairs = ((found, exact), (rows, own), (listed, own))
+        errors += [float((one.float() - right).norm() / right.norm()) for one, right in pairs]
     vector = torch.ones(7, dtype=dtype)  # whose factors would be no smaller
     dist.all_reduce(vector, op, compression="powersgd")
     assert (vector == (W if op == "sum" else 1)).all()
+    # Parts of any sizes, also of none, and of such a vector.
+    sizes = [5 * r for r in range(W)]
+    for scale in (1, 100):
+        uneven = [torch.ones(scale * size, dtype=dtype) for size in sizes]
+        part = torch.empty(scale * sizes[rank], dtype=dtype)
+        dist.reduce_scatter(part, uneven, op, compression="powersgd")
+        assert (part - (W if op == "sum" else 1)).abs().le(0.02).all()
     return errors
 
 
 def low_ranks() -> list[list[float]]:
-    with pytest.raises(ArgumentError, match="powersgd compresses all_reduce alone"):
-        dist.reduce_scatter_tensor(torch.empty(1), torch.empty(dist.get_world_size()), compression="powersgd")
     return [[*low_rank(dtype, "sum"), *low_rank(dtype, "avg")] for dtype in DTYPES]
 
 
@@ -211,6 +226,41 @@ def sums_with_feedback(method: str) -> float:
         dist.all_reduce(tensor, "avg", compression=compression)
         total += tensor / 60
     return float((total - exact).abs().max())
+
+
+def scattered_with_feedback() -> list[float]:
+    """Return how far this rank's part of one average of many values is from the exact one, and of the mean of 60."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    matrices = torch.randn(W, 40, 30, generator=torch.Generator().manual_seed(0))
+    exact, found = torch.split(matrices.mean(0), 40 // W)[rank], []
+    compression, output = dist.Compression("powersgd", rank=6).of("gradients"), torch.empty(40 // W, 30)
+    for _ in range(60):
+        dist.reduce_scatter_tensor(output, matrices[rank], "avg", compression=compression)
+        found.append(output.clone())
+    return [float((torch.stack(some).mean(0) - exact).abs().max()) for some in (found[:1], found)]
+
+
+def test_a_low_rank_reduce_scatter_makes_up_for_what_is_lost(bare_pools: Pools) -> None:
+    for first, mean in bare_pools(2).run(on, "gloo", scattered_with_feedback):
+        assert mean < 0.25 < first
+
+
+def scattered_and_logged() -> list[tuple[str, str, int]]:
+    dist.configure(enabled=True)
+    dist.reset_log()
+    for rows in (100, 4):  # the factors of four rows are no smaller
+        dist.reduce_scatter_tensor(torch.empty(rows // 2, 60), torch.ones(rows, 60), compression="powersgd")
+    found = [(row.name, row.method, row.wire_bytes) for row in dist.log_rows()]
+    dist.configure(enabled=False)
+    return found
+
+
+def test_the_logger_knows_the_factors_of_a_reduce_scatter(bare_pools: Pools) -> None:
+    for rows in bare_pools(2).run(on, "gloo", scattered_and_logged):
+        assert sorted(rows) == [
+            ("reduce_scatter_tensor", "powersgd(rank=4)", 4 * 120),
+            ("reduce_scatter_tensor", "powersgd(rank=4)", 4 * 4 * (100 + 60)),
+        ]
 
 
 @pytest.mark.parametrize("method", ["int4", "onebit", "topk"])
@@ -414,6 +464,14 @@ def disagreements() -> list[str]:
         lambda: dist.all_reduce(torch.ones(30, 20), compression=dist.Compression("powersgd", rank=1 + rank)),
         lambda: dist.all_reduce(torch.ones(600).view(30 if rank else 20, -1), compression="powersgd"),
         lambda: dist.all_reduce(torch.ones(30, 20), compression="powersgd" if rank else "int8"),
+        lambda: dist.reduce_scatter_tensor(
+            torch.ones(300), torch.ones(600).view(30 if rank else 20, -1), compression="powersgd"
+        ),
+        lambda: dist.reduce_scatter(
+            torch.ones(300),
+            list(torch.split(torch.ones(600 + rank), [300, 300 + rank])[:: 1 - 2 * rank]),
+            compression="powersgd",
+        ),
         lambda: dist.all_reduce(torch.ones(100), "avg" if rank else "sum", compression="int8"),
         lambda: dist.all_reduce(torch.ones(1000), "avg" if rank else "sum", compression=error_feedback.of("a")),
     ]
@@ -438,6 +496,10 @@ def test_nothing_is_sent_where_ranks_disagree(bare_pools: Pools, backend: str) -
             "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=4)",
             "rank 0: all_reduce of 600 torch.float32 with int8(block_size=256); "
             "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=4)",
+            "rank 0: reduce_scatter of 20x30 torch.float32 with powersgd(rank=4); "
+            "rank 1: reduce_scatter of 30x20 torch.float32 with powersgd(rank=4)",
+            "rank 0: reduce_scatter of 600 torch.float32 with powersgd(rank=4); "
+            "rank 1: reduce_scatter of 601 torch.float32 in parts of 301, 300 with powersgd(rank=4)",
             "rank 0: all_reduce of 100 torch.float32 with int8(block_size=256); "
             "rank 1: all_reduce (avg) of 100 torch.float32 with int8(block_size=256)",
             "rank 0: all_reduce of 1000 torch.float32 with int4(block_size=256)+error_feedback; "
@@ -809,7 +871,7 @@ def test_refusals(bare_pools: Pools) -> None:
         "ArgumentError: all_reduce: compression: got op 'max'; int8 compresses sums and averages",
         "ArgumentError: all_gather_into_tensor: compression: onebit compresses all_reduce and reduce_scatter alone",
         "ArgumentError: all_to_all_single: compression: topk compresses all_reduce and reduce_scatter alone",
-        "ArgumentError: all_gather: compression: powersgd compresses all_reduce alone",
+        "ArgumentError: all_gather: compression: powersgd compresses all_reduce and reduce_scatter alone",
         "ArgumentError: compression: int8 does not take all of: ratio",
         "ArgumentError: compression: onebit is of no use without error feedback; leave it on",
         "ArgumentTypeError: Compression: blocksize: got an argument of this name, which does not exist; did you mean "

@@ -123,7 +123,13 @@ def with_a_state_of_another_size(method: str, ranks: list[int], call: str) -> tu
 
 
 @pytest.mark.parametrize(
-    ("method", "call"), [("int4", "all_reduce"), ("powersgd", "all_reduce"), ("topk", "reduce_scatter_tensor")]
+    ("method", "call"),
+    [
+        ("int4", "all_reduce"),
+        ("powersgd", "all_reduce"),
+        ("topk", "reduce_scatter_tensor"),
+        ("powersgd", "reduce_scatter_tensor"),
+    ],
 )
 def test_a_state_that_one_rank_refuses_is_refused_by_all(bare_pools: Pools, method: str, call: str) -> None:
     count = COUNT if call == "all_reduce" else 2 * COUNT
@@ -172,7 +178,13 @@ def alone_with_what_two_lacked(method: str, call: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("method", "call"), [("topk", "all_reduce"), ("powersgd", "all_reduce"), ("topk", "reduce_scatter_tensor")]
+    ("method", "call"),
+    [
+        ("topk", "all_reduce"),
+        ("powersgd", "all_reduce"),
+        ("topk", "reduce_scatter_tensor"),
+        ("powersgd", "reduce_scatter_tensor"),
+    ],
 )
 def test_one_rank_adds_what_more_ranks_had_lost(bare_pools: Pools, method: str, call: str) -> None:
     assert bare_pools(1).run(on, "gloo", alone_with_what_two_lacked, method, call) == [2 * COUNT]
@@ -221,7 +233,13 @@ def saved_and_restored(
 
 
 @pytest.mark.parametrize(
-    ("method", "call"), [("int4", "all_reduce"), ("powersgd", "all_reduce"), ("int4", "reduce_scatter_tensor")]
+    ("method", "call"),
+    [
+        ("int4", "all_reduce"),
+        ("powersgd", "all_reduce"),
+        ("int4", "reduce_scatter_tensor"),
+        ("powersgd", "reduce_scatter_tensor"),
+    ],
 )
 @pytest.mark.parametrize(
     ("used", "positions", "reason"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from comm_collectives.compression.feedback import empty
-from comm_collectives.compression.low_rank import LowRank, all_reduce
+from comm_collectives.compression.low_rank import LowRank, all_reduce, memory_shape, reduce_scatter, stacked_shape
 from comm_collectives.memory import memory_view
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,5 +26,37 @@ def test_a_matrix_of_low_rank_arrives_in_any_layout(layout: str) -> None:
     tensor = LAYOUTS[layout](matrix)
     expected = tensor.clone()
     state = LowRank(empty(tensor.numel(), tensor.device), empty(0, tensor.device).view(0, 0))
-    all_reduce(lambda part: None, tensor, memory_view(tensor), False, 1, 3, state)
+    all_reduce(lambda part: None, memory_shape(tensor), memory_view(tensor), False, 1, 3, state)
     torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=1e-3)
+
+
+def new_state(count: int) -> LowRank:
+    return LowRank(empty(count, torch.device("cpu")), empty(0, torch.device("cpu")).view(0, 0))
+
+
+@pytest.mark.parametrize("width", [1, 3, 60])  # of 60, the factors would be no smaller
+@pytest.mark.parametrize("counts", [[1200, 1200], [7, 0, 1391, 2, 1000], [0, 2400], [2400]])
+def test_a_slice_is_that_of_the_whole(counts: list[int], width: int) -> None:
+    source = torch.randn(2400, generator=torch.Generator().manual_seed(1))
+    whole, shape, state = source.clone(), torch.Size([40, 60]), new_state(2400)
+    all_reduce(lambda part: None, shape, whole, True, 2, width, state)
+    for own, expected in enumerate(torch.split(whole, counts)):
+        output, own_state = torch.empty(counts[own]), new_state(2400)
+
+        def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor], own: int = own) -> None:
+            target.copy_(parts[own])
+
+        slices = torch.split(source, counts)
+        reduce_scatter(lambda part: None, scatter, shape, output, slices, own, True, 2, width, own_state)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(own_state.local, state.local)
+
+
+def test_tensors_one_below_the_other_keep_their_rows() -> None:
+    def stacked(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(stacked_shape([torch.Size(shape) for shape in shapes]))
+
+    assert stacked((3, 4, 5), (2, 4, 5)) == (5, 4, 5)
+    assert stacked((3, 4), (4, 3)) == (24,)
+    assert stacked((3,), (4,)) == (7,)
+    assert stacked((), ()) == (2,)

@@ -12,6 +12,7 @@ from comm_collectives.arguments import check_dtype, check_list, check_numel, che
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression import selection
+from comm_collectives.compression.low_rank import stacked_shape
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
 from comm_collectives.work import After, run
@@ -104,6 +105,7 @@ def reduce_scatter(
             chosen,
             buffer.copy_back,
             next((one for one in input_list if one.numel()), output),
+            stacked_shape([one.shape for one in input_list]),
         )
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, size_bytes, output.device)
     work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
@@ -189,7 +191,18 @@ def checked_reduce_scatter_tensor(
     if chosen is not None:
         slices = torch.split(source, output.numel()) if output.numel() else [source] * W
         return compressed.reduce_scatter(
-            call, backend, buffer.memory, slices, output, reduce_op, group, async_op, chosen, buffer.copy_back, input
+            call,
+            backend,
+            buffer.memory,
+            slices,
+            output,
+            reduce_op,
+            group,
+            async_op,
+            chosen,
+            buffer.copy_back,
+            input,
+            input.shape,
         )
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, source.nbytes, input.device)
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)

@@ -107,12 +107,11 @@ def _all_reduce_low_rank(
 ) -> Work | None:
     size = backend.get_world_size(group)
     state, refusal = find_state(
-        lambda members: compression.low_rank(tensor, op is ReduceOp.AVG, members), backend, group
+        lambda members: compression.low_rank(tensor, tensor.numel(), op is ReduceOp.AVG, members), backend, group
     )
     shape = low_rank.memory_shape(tensor)
     count = low_rank.factor_elements(shape, compression.rank) or tensor.numel()
-    average = " (avg)" if op is ReduceOp.AVG else ""
-    what = f"all_reduce{average} of {'x'.join(map(str, shape))} {tensor.dtype} with {compression!r}"
+    what = f"{_describe_low_rank('all_reduce', shape, tensor.dtype, op)} with {compression!r}"
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         def reduce(part: torch.Tensor) -> None:
@@ -123,12 +122,16 @@ def _all_reduce_low_rank(
         assert state is not None
         if size > 1:
             with torch.autocast(tensor.device.type, enabled=False):  # which would multiply in 16 bits
-                low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
+                low_rank.all_reduce(reduce, shape, elements, op is ReduceOp.AVG, size, compression.rank, state)
         else:
             _add_losses(elements, state)
 
     wire_bytes = 2 * (size - 1) * 4 * count // size
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+
+
+def _describe_low_rank(collective: str, shape: torch.Size, dtype: torch.dtype, op: ReduceOp) -> str:
+    return f"{collective}{' (avg)' if op is ReduceOp.AVG else ''} of {'x'.join(map(str, shape))} {dtype}"
 
 
 def reduce_scatter(
@@ -143,12 +146,18 @@ def reduce_scatter(
     compression: Compression,
     finish: Callable[[], None],
     place: torch.Tensor,
+    shape: torch.Size,
 ) -> Work | None:
     """Reduce entry r of every rank's ``slices`` into ``output``, (n,), of rank r, and then ``finish``.
 
     Args:
         place: begins where the user's input does, of which ``slices`` may be copies.
+        shape: of the elements of all slices, one after the other, for ``"powersgd"``.
     """
+    if compression.codec is None:
+        return _reduce_scatter_low_rank(
+            call, backend, output, slices, counted, op, group, async_op, compression, finish, place, shape
+        )
     if between_hosts.suits(compression, backend, group, output, *slices):
         return between_hosts.reduce_scatter(
             call, backend, output, slices, counted, op, group, async_op, compression, finish, place
@@ -170,6 +179,52 @@ def reduce_scatter(
                 _add_losses(output, feedback)
         finish()
 
+    return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)
+
+
+def _reduce_scatter_low_rank(
+    call: str,
+    backend: Backend,
+    output: torch.Tensor,
+    slices: Sequence[torch.Tensor],
+    counted: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+    place: torch.Tensor,
+    shape: torch.Size,
+) -> Work | None:
+    size, rank, average = backend.get_world_size(group), backend.get_rank(group), op is ReduceOp.AVG
+    counts = [one.numel() for one in slices]
+    total = sum(counts)
+    state, refusal = find_state(lambda members: compression.low_rank(place, total, average, members), backend, group)
+    parts = "" if len(set(counts)) == 1 else f" in parts of {', '.join(map(str, counts))}"
+    what = f"{_describe_low_rank('reduce_scatter', shape, output.dtype, op)}{parts} with {compression!r}"
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        def reduce(part: torch.Tensor) -> None:
+            reduction.all_reduce(inner, part, ReduceOp.SUM, used, False, call)
+
+        def scatter(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+            reduction.reduce_scatter(inner, target, parts, ReduceOp.SUM, used, False)
+
+        if size > 1:
+            Agreement(inner, used, what, refusal=refusal).check()
+        assert state is not None
+        if size > 1:
+            with torch.autocast(output.device.type, enabled=False):  # which would multiply in 16 bits
+                low_rank.reduce_scatter(
+                    reduce, scatter, shape, output, slices, rank, average, size, compression.rank, state
+                )
+        else:
+            output.copy_(slices[0])
+            _add_losses(output, state)
+        finish()
+
+    factors = low_rank.factor_elements(shape, compression.rank)
+    wire_bytes = 2 * (size - 1) * 4 * factors // size if factors else 4 * (total - counts[rank])
     return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)
 
 
@@ -260,7 +315,7 @@ def on_tensors(
 
     if row.pattern.reduces:
         return reduce_scatter(
-            operation, backend, part, parts, part, ReduceOp.SUM, group, False, compression, finish, whole
+            operation, backend, part, parts, part, ReduceOp.SUM, group, False, compression, finish, whole, whole.shape
         )
     if row.pattern.input_is_part:
         return all_gather(operation, backend, parts, part, group, False, compression, finish, whole)

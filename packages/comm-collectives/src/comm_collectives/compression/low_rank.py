@@ -1,4 +1,4 @@
-"""PowerSGD: an all_reduce of two narrow factors in place of a matrix.
+"""PowerSGD: an all_reduce of two narrow factors in place of the reduction of a matrix.
 
 Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
 2019, algorithm 1, with the warm start of section 4.2.
@@ -7,15 +7,24 @@ Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from comm_collectives.compression.members import Members
+from comm_collectives.memory import concatenate
 from comm_utils.torch_support import factories
 
-__all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape", "memory_shape"]
+__all__ = [
+    "LowRank",
+    "all_reduce",
+    "factor_elements",
+    "matrix_shape",
+    "memory_shape",
+    "reduce_scatter",
+    "stacked_shape",
+]
 
 
 @dataclass
@@ -25,13 +34,14 @@ class LowRank:
     Attributes:
         local: what the factors have lost of what this rank sent, float32, as many elements as the tensor.
         factor: the second factor of the last call, float32, (columns, rank), the same on every rank; empty at first.
-        average, members: see ``feedback.Feedback``.
+        average, members, padding: see ``feedback.Feedback``.
     """
 
     local: torch.Tensor
     factor: torch.Tensor
     average: bool = False
     members: Members | None = None
+    padding: int = 0
 
     @property
     def count(self) -> int:
@@ -42,6 +52,11 @@ class LowRank:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""
         self.local, self.factor = self.local.to(device), self.factor.to(device)
 
+    def fit(self, count: int, padding: int) -> None:
+        """See ``feedback.Feedback.fit``."""
+        if self.count == count - padding:
+            self.local = torch.nn.functional.pad(self.local, (0, padding))
+
 
 def memory_shape(tensor: torch.Tensor) -> torch.Size:
     """Return the shape of a dense tensor with its dimensions in the order of its memory."""
@@ -49,6 +64,13 @@ def memory_shape(tensor: torch.Tensor) -> torch.Size:
         return tensor.shape
     dimensions = sorted(zip(tensor.stride(), tensor.shape, strict=True), reverse=True)
     return torch.Size([size for _, size in dimensions if size > 1])
+
+
+def stacked_shape(shapes: Sequence[torch.Size]) -> torch.Size:
+    """Return the shape of contiguous tensors one below the other; of one dimension where their rows do not match."""
+    if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) >= 2:
+        return torch.Size([sum(shape[0] for shape in shapes), *shapes[0][1:]])
+    return torch.Size([sum(math.prod(shape) for shape in shapes)])
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
@@ -75,28 +97,81 @@ def factor_elements(shape: torch.Size, rank: int) -> int:
 
 def all_reduce(
     reduce: Callable[[torch.Tensor], None],
-    tensor: torch.Tensor,
+    shape: torch.Size,
     elements: torch.Tensor,
     average: bool,
     size: int,
     rank: int,
     state: LowRank,
 ) -> None:
-    """Overwrite ``elements``, (n,), those of ``tensor``, with a low-rank approximation of their sum or average.
+    """Overwrite ``elements``, (n,), with a low-rank approximation of their sum or average.
 
     Args:
         reduce: sums a float32 tensor over all ranks, in place, to the same bits on each.
+        shape: of the tensor that has the elements, its dimensions in the order of its memory.
         size: the number of ranks.
         rank: of the approximation.
     """
-    shape, count = memory_shape(tensor), elements.numel()
-    rows, columns = matrix_shape(shape)
     if factor_elements(shape, rank) == 0:
-        whole = elements.float() + state.local
+        whole = _take_losses(elements, state)
         reduce(whole)
-        state.local.zero_()
         elements.copy_(whole / size if average else whole)
         return
+    left, right = _factors(reduce, shape, elements, average, size, rank, state)
+    elements.copy_((left @ right.T).view(-1)[: elements.numel()])
+
+
+def reduce_scatter(
+    reduce: Callable[[torch.Tensor], None],
+    scatter: Callable[[torch.Tensor, Sequence[torch.Tensor]], None],
+    shape: torch.Size,
+    output: torch.Tensor,
+    slices: Sequence[torch.Tensor],
+    own: int,
+    average: bool,
+    size: int,
+    rank: int,
+    state: LowRank,
+) -> None:
+    """Overwrite ``output``, (m,), with slice ``own`` of what :func:`all_reduce` makes of the ``slices`` as a whole.
+
+    Args:
+        scatter: sums entry r of every rank's float32 tensors into the first argument of rank r.
+        shape: of the tensor that has the elements of all slices, one after the other.
+    """
+    elements, counts = concatenate(slices), [one.numel() for one in slices]
+    if factor_elements(shape, rank) == 0:
+        total = factories.empty(output.numel(), dtype=torch.float32, device=output.device)
+        scatter(total, torch.split(_take_losses(elements, state), counts))
+        output.copy_(total / size if average else total)
+        return
+    left, right = _factors(reduce, shape, elements, average, size, rank, state)
+    columns, begin = len(right), sum(counts[:own])
+    end = begin + counts[own]
+    first = begin // columns
+    rows = left[first : -(-end // columns)] @ right.T
+    output.copy_(rows.view(-1)[begin - first * columns : end - first * columns])
+
+
+def _take_losses(elements: torch.Tensor, state: LowRank) -> torch.Tensor:
+    """Return the elements with what was lost of earlier ones, as float32, to be sent as they are."""
+    whole = elements.float() + state.local
+    state.local.zero_()
+    return whole
+
+
+def _factors(
+    reduce: Callable[[torch.Tensor], None],
+    shape: torch.Size,
+    elements: torch.Tensor,
+    average: bool,
+    size: int,
+    rank: int,
+    state: LowRank,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors, (rows, width) and (columns, width), of the sum or average of the ranks' matrices."""
+    count = elements.numel()
+    rows, columns = matrix_shape(shape)
     padded = factories.zeros(rows * columns, dtype=torch.float32, device=elements.device)
     torch.add(elements.float(), state.local, out=padded[:count])
     matrix = padded.view(rows, columns)
@@ -117,4 +192,4 @@ def all_reduce(
     mean = total / size
     # One that is not finite would stay so for ever; every rank has the same bits, and begins anew.
     state.factor = mean if mean.isfinite().all() else mean.new_zeros(0, 0)
-    elements.copy_((left @ (mean if average else total).T).view(-1)[:count])
+    return left, mean if average else total

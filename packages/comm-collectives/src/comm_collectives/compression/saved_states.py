@@ -27,7 +27,7 @@ def save(state: State) -> dict[str, Any]:
     found: dict[str, Any] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
     if state.members is not None:
         found.update(state.members.saved())
-    if isinstance(state, Feedback) and state.padding:
+    if state.padding:
         found["padding"] = state.padding
     if isinstance(state, Feedback) and state.shares is not None:
         found["shares"] = state.shares.saved()
@@ -39,12 +39,11 @@ def save(state: State) -> dict[str, Any]:
 def load(saved: Mapping[str, Any], low_rank: bool) -> State:
     """Return the state of one tensor that :func:`save` or :func:`reshard` returned."""
     local, other, average = _loaded(saved["local"]).view(-1), _loaded(saved["other"]), bool(saved["average"])
-    members = Members.loaded(saved)
+    members, padding = Members.loaded(saved), saved.get("padding", 0)
     if low_rank:
-        return LowRank(local, other, average, members)
+        return LowRank(local, other, average, members, padding)
     shares = Shares.loaded(saved["shares"]) if "shares" in saved else None
     unsent = _loaded(saved["unsent"]) if "unsent" in saved else None
-    padding = saved.get("padding", 0)
     return Feedback(local, other, average, members=members, shares=shares, unsent=unsent, padding=padding)
 
 

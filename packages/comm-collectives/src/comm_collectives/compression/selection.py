@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.by_group import GroupRecords
 from comm_collectives.compression import calls, pace
 from comm_collectives.compression.defaults import default_of, forget_defaults
-from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
+from comm_collectives.compression.settings import Compression, as_compression
 from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.hierarchy.plan import find_host_count
@@ -68,14 +68,12 @@ def _serves(compression: Compression, operation: str) -> bool:
         return False
     if compression.between_hosts and row.pattern.uneven:
         return False
-    return row.is_in_place if codec is None else row.pattern.reduces or codec.gathers
+    return row.pattern.reduces or (codec is not None and codec.gathers)
 
 
 def _what_it_serves(compression: Compression) -> str:
     served, where = "all_reduce and reduce_scatter", ""
-    if compression.method == POWERSGD:
-        served = "all_reduce"
-    elif compression.between_hosts:
+    if compression.between_hosts:
         served, where = "all_reduce, reduce_scatter and all_gather", " between hosts"
     return f"{compression.method}{where} compresses {served} alone"
 

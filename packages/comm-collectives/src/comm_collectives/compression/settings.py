@@ -210,13 +210,13 @@ class Compression:
         state.average, state.members, state.padding = average, members, current_padding()
         return state
 
-    def low_rank(self, tensor: torch.Tensor, average: bool, members: Members) -> LowRank:
-        """Return the state of ``tensor`` for ``"powersgd"``; see :meth:`feedback`."""
-        state, count = self._state(tensor, tensor.numel(), members), tensor.numel()
+    def low_rank(self, place: torch.Tensor, count: int, average: bool, members: Members) -> LowRank:
+        """Return the state of a tensor of ``count`` elements for ``"powersgd"``; see :meth:`feedback`."""
+        state = self._state(place, count, members)
         if not isinstance(state, LowRank):
-            state = LowRank(empty(count, tensor.device), empty(0, tensor.device).view(0, 0))
-            self._keep(tensor, count, members, state)
-        state.average, state.members = average, members
+            state = LowRank(empty(count, place.device), empty(0, place.device).view(0, 0))
+            self._keep(place, count, members, state)
+        state.average, state.members, state.padding = average, members, current_padding()
         return state
 
     def _state(self, place: torch.Tensor, count: int, members: Members) -> State | None:
@@ -224,9 +224,8 @@ class Compression:
             state = self._unnamed.get(owners(place), count, members.ranks or ())
         else:
             state = self._states.get(self._name)
-            if isinstance(state, Feedback):
-                state.fit(count, current_padding())
             if state is not None:
+                state.fit(count, current_padding())
                 check_owner(self._name, state, count, members)
         if state is not None:
             state.move_to(place.device)

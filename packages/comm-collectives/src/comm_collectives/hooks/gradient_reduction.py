@@ -161,8 +161,8 @@ class GradientReduction:
             group: this rank is a member; None is the world group.
 
         Raises:
-            ArgumentError: the codec is not for this collective, reductions on the group are deterministic, or hooks
-                of another model use the states that have these names.
+            ArgumentError: reductions on the group are deterministic, or hooks of another model use the states that
+                have these names.
         """
         self._check_unused(call, parameters)
         found = default_of(group) if self.compression is None else as_compression(_CALL, self.compression)
