@@ -159,6 +159,38 @@ def test_every_codec_and_collective_within_its_bound(bare_pools: Pools, backend:
         assert min(pieces) > 1, pieces
 
 
+def losses_of_ascending_elements() -> list[tuple[float, bool]]:
+    """Return by how much losses of topk exceed the bound of their pieces at most, and whether some exceed the whole's.
+
+    The other ranks have zeros. A reduce_scatter, and then an all_reduce.
+    """
+    rank, W, count = dist.get_rank(), dist.get_world_size(), 300_000
+    codec, found = make_codec("topk"), []
+    pieces = Link(active_backend(), None, codec).pieces(count, torch.device("cpu"))
+    assert len(pieces) > 1
+    source = torch.linspace(1, 2, W * count)
+    slices = torch.split(source, count)
+    by_piece = [torch.cat([codec.bound(one[place]) for place in pieces]) for one in slices]
+    given = source.clone() if rank == W - 1 else torch.zeros(W * count)
+    output = torch.empty(count)
+    dist.reduce_scatter_tensor(output, given, compression=dist.Compression("topk"))
+    dist.all_reduce(given, compression=dist.Compression("topk"))
+    for lost, bound, whole in (
+        ((output - slices[rank]).abs(), by_piece[rank], codec.bound(slices[rank])),
+        ((given - source).abs(), torch.cat(by_piece), codec.bound(source)),
+    ):
+        found.append((float((lost - bound).max()), bool((lost > whole).any())))
+    return found
+
+
+def test_the_largest_elements_of_each_piece_arrive(bare_pools: Pools) -> None:
+    encoded, own = bare_pools(2).run(on, "gloo", losses_of_ascending_elements)
+    for excess, _ in (*encoded, *own):
+        assert excess <= 0
+    # Beyond the bound of the whole, as an element of a later piece was not sent; the own part is added as it is.
+    assert [exceeds for _, exceeds in (*encoded, *own)] == [True, True, False, True]
+
+
 def low_rank(dtype: torch.dtype, op: str) -> list[float]:
     """Return the relative errors of a matrix and of this rank's rows of it, in both kinds of calls."""
     rank, W = dist.get_rank(), dist.get_world_size()

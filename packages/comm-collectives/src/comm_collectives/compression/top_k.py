@@ -18,7 +18,7 @@ class TopK(Codec):
 
     Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; error feedback, which is
     always on, keeps what was not sent. On the wire, the int32 places come first, then the float32 elements. An element
-    loses at most its own magnitude, and none that is larger than one that was sent.
+    loses at most its own magnitude, and none that is larger than one of its piece that was sent.
 
     Args:
         ratio: the share of elements that are sent, of each piece, rounded up. On the CPU, a piece has at most 1,048,576
