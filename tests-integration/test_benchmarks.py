@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import coalescing  # noqa: E402
+import compressed_training  # noqa: E402
 import compression  # noqa: E402
 import deterministic  # noqa: E402
 import first_calls  # noqa: E402
@@ -83,6 +84,34 @@ def compressed(method: str, wrong: Callable[[Any], object] | None) -> None:
     dist.all_reduce = all_reduce  # type: ignore[assignment]
     compression.acknowledged_bytes = lambda: 0
     compression.rank_main([1 << 20], 1, [method], 1)
+
+
+def test_the_page_says_which_codecs_train_worse_than_float32() -> None:
+    page = compressed_training.PAGE.read_text(encoding="utf-8")
+    table = page.partition(compressed_training.BEGIN)[2].partition(compressed_training.END)[0].partition("400 steps")[2]
+    cells = [[cell.strip() for cell in row.split("|")] for row in table.splitlines() if row.startswith("|")]
+    losses = {cell[1]: float(cell[2]) for cell in cells[2:]}
+    assert list(losses) == list(compressed_training.METHODS)
+    described = compressed_training.describe_losses(losses, 400)
+    assert table.rstrip().endswith("\n\n" + "\n".join(described))
+    assert "More than 2%" in described[0]
+    assert "`onebit` (+" in described[0]
+    assert "100 of 400 steps uncompressed" in described[1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({"float32": 2.0, "int8": 2.01}, ["All codecs are within 2% of float32's loss."]),
+        ({"float32": 2.0, "int4": 2.1}, ["More than 2% above float32's loss: `int4` (+5.00%)."]),
+        (
+            {"float32": 2.0, "onebit": 2.1, "onebit, later": 2.08},
+            ["More than 2% above float32's loss: `onebit` (+5.00%), `onebit, later` (+4.00%)."],
+        ),
+    ],
+)
+def test_losses_are_described_as_they_are(losses: dict[str, float], expected: list[str]) -> None:
+    assert compressed_training.describe_losses(losses, 400) == [*expected, compressed_training.COMPUTED]
 
 
 def zeroed(tensor: Any) -> None:
