@@ -26,6 +26,7 @@ from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_collectives.memory import memory_view
+from comm_collectives.reduction import Scaling
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
@@ -47,20 +48,19 @@ class EncodedBetween(Between):
     def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool, feedback: Feedback | None) -> None:
         super().__init__(backend, plan)
         self._link, self._average = Link(backend, plan.between, codec), average
+        # Shares are sums over a host; the average of the hosts' averages is that of all ranks.
+        self._scaling = Scaling(1.0 / plan.layout.ranks_per_host) if average else Scaling()
         self._losses = iter(()) if feedback is None else iter(feedback.of_pieces())
 
     def all_reduce(self, share: torch.Tensor, op: ReduceOp) -> None:
-        pipeline.all_reduce(self._link, self._prescaled(share), self._average, next(self._losses, None))
+        pipeline.all_reduce(self._link, self._scaling.prescale(share), self._average, next(self._losses, None))
 
     def reduce_scatter(self, output: torch.Tensor, share: torch.Tensor, op: ReduceOp) -> None:
-        rows = torch.split(self._prescaled(share), output.numel())
+        rows = torch.split(self._scaling.prescale(share), output.numel())
         pipeline.reduce_scatter(self._link, output, rows, self._average, next(self._losses, None))
 
     def all_gather(self, share: torch.Tensor, own: torch.Tensor) -> None:
         pipeline.all_gather(self._link, torch.split(share, own.numel()), own)
-
-    def _prescaled(self, share: torch.Tensor) -> torch.Tensor:
-        return share.div_(self._plan.layout.ranks_per_host) if self._average else share
 
 
 def suits(compression: Compression, backend: Backend, group: ProcessGroup | None, *tensors: torch.Tensor) -> bool:

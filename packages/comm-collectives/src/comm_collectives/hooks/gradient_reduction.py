@@ -18,7 +18,7 @@ from comm_collectives.compression.settings import Compression, as_compression
 from comm_collectives.groups import get_world_size
 from comm_collectives.measured_choice import AUTO
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
-from comm_collectives.work import After
+from comm_collectives.reduction import Scaling
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
@@ -86,13 +86,13 @@ class GradientReduction:
             f"compression={compression})"
         )
 
-    def scales(self, group: Group = None) -> tuple[float, float]:
-        """Return what to multiply gradients by before they are added, and their sum by after."""
+    def scaling(self, group: Group = None) -> Scaling:
+        """Return what turns a sum of gradients into the reduction."""
         before, after = 1.0 / self.predivide_factor, self.predivide_factor
         if self.op == "sum":
-            return before, after
+            return Scaling(before, after)
         W = get_world_size(group)
-        return (1.0 / W, 1.0) if self.prescale else (before, after / W)
+        return Scaling(1.0 / W) if self.prescale else Scaling(before, after / W)
 
     def of_bucket(self, bucket: str) -> GradientReduction:
         """Return the same reduction for one of several buckets, which has a state of its own.
@@ -192,9 +192,10 @@ class GradientReduction:
                 result. Not to be touched before ``wait()`` of the handle returns.
             group: this rank is a member; None is the world group.
         """
-        op, after = self._prepare(flat, group)
+        op, scaling = self._native(group)
+        scaling.prescale(flat)
         work = all_reduce(flat, op, group, async_op=True, compression=self._compression_of(flat.dtype))
-        return _scaled(work, flat, after)
+        return scaling.finish(work, flat)
 
     def start_scatter(self, output: torch.Tensor, flat: torch.Tensor, group: Group = None) -> Work:
         """Start the reduction of ``flat`` into the parts of the ranks of ``group``.
@@ -205,26 +206,18 @@ class GradientReduction:
             flat: (W*n,), of a float or complex dtype, the same on every rank; its elements may be divided in place.
             group: this rank is a member; None is the world group.
         """
-        op, after = self._prepare(flat, group)
+        op, scaling = self._native(group)
+        scaling.prescale(flat)
         work = reduce_scatter_tensor(
             output, flat, op, group, async_op=True, compression=self._compression_of(flat.dtype)
         )
-        return _scaled(work, output, after)
+        return scaling.finish(work, output)
 
-    def _prepare(self, flat: torch.Tensor, group: Group) -> tuple[str, float]:
-        """Divide ``flat`` if need be; return the reduce op, and what its result is to be multiplied by."""
+    def _native(self, group: Group) -> tuple[str, Scaling]:
+        """Return the reduce op, and what is scaled beside it: nothing where the op averages by itself."""
         if not self.prescale and self.predivide_factor == 1:
-            return self.op, 1.0
-        before, after = self.scales(group)
-        flat.mul_(before)
-        return "sum", after
+            return self.op, Scaling()
+        return "sum", self.scaling(group)
 
     def _compression_of(self, dtype: torch.dtype) -> Compressing:
         return self.compression if dtype in DTYPES else None
-
-
-def _scaled(work: Work, result: torch.Tensor, factor: float) -> Work:
-    def finish() -> None:
-        result.mul_(factor)
-
-    return work if factor == 1 else After([work], finish, result)

@@ -48,7 +48,7 @@ def reduce_rows(
     if not parameters:
         return []
     W = get_world_size(group)
-    before, after = reduction.scales(group)
+    scaling = reduction.scaling(group)
     rows = [None if one is None else _rows(one) for one in gradients]
     device = parameters[0].device
     own = factories.tensor([_NO_GRADIENT if one is None else one._nnz() for one in rows], device=device)
@@ -61,7 +61,7 @@ def reduce_rows(
         if max(of_ranks) == _NO_GRADIENT:
             reduced.append(None)
             continue
-        indices, values = _gathered(one, parameter, max(0, *of_ranks), before, W, group)
+        indices, values = _gathered(one, parameter, max(0, *of_ranks), scaling.before, W, group)
         kept = [rank for rank in range(W) if of_ranks[rank] > 0]
         # The sum may exceed the range of 16 bits where what is divided afterwards does not.
         added = torch.promote_types(values.dtype, torch.float32)
@@ -70,7 +70,7 @@ def reduce_rows(
             torch.cat([values[rank, : of_ranks[rank]] for rank in kept]).to(added) if kept else values[0, :0].to(added),
             parameter.shape,
         ).coalesce()
-        scaled = total.values().mul_(after) if after != 1 else total.values()
+        scaled = total.values() if scaling.after == 1 else total.values().mul_(scaling.after)
         reduced.append(
             torch.sparse_coo_tensor(total.indices(), scaled.to(values.dtype), parameter.shape, is_coalesced=True)
         )
