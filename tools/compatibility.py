@@ -64,7 +64,8 @@ REFUSED: dict[str, str] = {
     "all_gather_object": _PICKLE,
     "all_reduce": _SPARSE,
     "all_reduce_coalesced": _SPARSE,
-    "all_gather": "outputs with gaps in memory, or that share memory, such as `[buffer] * W`",
+    "all_gather": "outputs with gaps in memory, or that share memory, such as `[buffer] * W` (which "
+    "`deepspeed.comm.all_gather` takes after `replace_comm()`)",
     "broadcast_object_list": _PICKLE,
     "gather_object": _PICKLE,
     "get_process_group_ranks": "a group that this rank is not in",

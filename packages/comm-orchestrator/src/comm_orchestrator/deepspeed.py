@@ -22,7 +22,7 @@ from typing import Any
 
 from comm_orchestrator import facade
 from comm_orchestrator.environment import apply_variables
-from comm_orchestrator.facade import deepspeed_compression
+from comm_orchestrator.facade import deepspeed_calls, deepspeed_compression
 from comm_orchestrator.facade.deepspeed_compression import AMENDED, COMPRESSED, ON_OTHER_DEVICES
 from comm_utils.errors import BackendUnavailableError, CommError
 
@@ -78,7 +78,7 @@ class _Replacing(MetaPathFinder, Loader):
         for name in names:
             setattr(module, name, getattr(facade, name))
         if "init_distributed" in names:
-            module.__dict__["init_distributed"] = _init_distributed
+            module.__dict__.update(init_distributed=_init_distributed, all_gather=deepspeed_calls.all_gather)
         module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
 
 

@@ -1,0 +1,84 @@
+"""Calls of ``deepspeed.comm`` that DeepSpeed makes in its own ways, without DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_orchestrator.facade.deepspeed_calls import all_gather
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+#: The library and what chooses its engine.
+BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
+    "gloo": ("gloo", {}),
+    "shared memory": ("ccl", {}),
+    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
+}
+
+
+def on(backend: str, body: Callable[[], None]) -> None:
+    """Call ``body`` on every rank of a world on ``backend``."""
+    library, variables = BACKENDS[backend]
+    os.environ.update(variables)
+    dist.init_distributed(library, verbose=False, timeout=60)
+    try:
+        body()
+    finally:
+        dist.destroy_process_group()
+        for name in variables:
+            del os.environ[name]
+
+
+def padded_lists() -> None:
+    """Gather as ZeRO-3 with Muon does: one matrix, and one tensor for the ranks that have none."""
+    rank = dist.get_rank()
+    for kind in (torch.Tensor.clone, torch.nn.Parameter):
+        for async_op in (True, False):
+            matrix: torch.Tensor = kind(torch.full((2, 2), rank + 1.0))
+            padding = torch.full_like(matrix, rank + 1.0)
+            outputs = [matrix, padding, padding]
+            with torch.no_grad():
+                work = all_gather(outputs, outputs[rank], group=dist.get_world_group(), async_op=async_op)
+            if async_op:
+                work.wait()
+            assert outputs[0] is matrix
+            assert torch.equal(matrix, torch.ones(2, 2))
+            assert torch.equal(padding, torch.full((2, 2), 3.0))  # the last one's
+    same = torch.empty(1)
+    all_gather(tensor_list=[same] * 3, tensor=torch.tensor([rank + 1.0]), log_name="padded")
+    assert same.item() == 3.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_tensor_for_several_ranks_receives_the_last_ones(bare_pools: Pools, backend: str) -> None:
+    bare_pools(3).run(on, backend, padded_lists)
+
+
+def other_forms() -> None:
+    rank = dist.get_rank()
+    assert [one.item() for one in all_gather(torch.tensor([rank]))] == [0, 1]
+    assert [one.item() for one in all_gather(tensor=torch.tensor([rank]))] == [0, 1]
+    memory = torch.ones(5)
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([memory[:4], memory[1:]], ArgumentError, "got tensors that share memory"),
+        ([memory[:4], memory[:4]], ArgumentError, "got tensors that share memory"),
+        ([None, None], ArgumentTypeError, "got None; expected a tensor"),
+        ([torch.ones(4, 1).expand(4, 2)] * 2, ArgumentError, "which has gaps or overlaps in memory"),
+    ]
+    for outputs, kind, text in wrong:
+        with pytest.raises(kind, match=rf"^all_gather: tensor_list(\[.\])?: .*{text}"):
+            all_gather(outputs, torch.ones(4))
+    with pytest.raises(ArgumentError, match=r"^all_gather: tensor_list: got tensors that share memory"):
+        dist.all_gather([memory] * 2, torch.ones(5))
+
+
+def test_other_calls_are_as_ever(bare_pools: Pools) -> None:
+    bare_pools(2).run(on, "gloo", other_forms)
