@@ -118,6 +118,23 @@ def test_the_caller_is_whoever_is_outside_of_these_packages(recorder: FlightReco
     assert names == ["first"] * 2 + ["second"] * 2 + ["first"] * 2 + [here] * 2
 
 
+@contextmanager
+def timed_range() -> Iterator[None]:
+    yield
+
+
+def test_a_function_that_wraps_any_other_is_no_caller(recorder: FlightRecorder) -> None:
+    reader = opened(recorder)
+    summing = kind(recorder)
+    through_ours = ask([lambda: summing.begin(1, 1)], "comm_collectives.composed")
+    timed_range()(through_ours)()
+    ask([through_ours], "deepspeed.utils.nvtx")()
+    reader.refresh()
+    names = [one.caller.rpartition(" ")[2] for one in reader.calls()]
+    assert names == ["test_a_function_that_wraps_any_other_is_no_caller"] * 2
+    reader.close()
+
+
 def test_the_caller_is_known_with_its_first_call(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder)

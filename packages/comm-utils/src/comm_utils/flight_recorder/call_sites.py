@@ -19,6 +19,8 @@ _OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectiv
 # Generated heads of collectives have no name.
 _NAMELESS = "<head of comm_collectives."
 _TORCH = "torch"
+# Modules whose functions wrap any other: their lines say nothing about who called.
+_WRAPPERS = frozenset(("contextlib", "functools", "deepspeed.utils.nvtx"))
 
 
 class CallSites:
@@ -29,7 +31,7 @@ class CallSites:
         lock: held while an entry is added.
 
     Attributes:
-        known: by code and place in it, the entry; -1 where it is in one of our packages or torch.
+        known: by code and place in it, the entry; -1 where it is not of the program.
     """
 
     def __init__(self, memory: RingMemory, lock: threading.RLock) -> None:
@@ -41,7 +43,8 @@ class CallSites:
     def entry(self, innermost: FrameType) -> int:
         """Return the entry of the innermost frame of the program, from ``innermost`` on; 0 where there is none.
 
-        Frames of this family of packages, and of torch, which calls hooks, are not the program's.
+        Frames of this family of packages, of torch, which calls hooks, and of modules that wrap functions, such as
+        contextlib, are not the program's.
         """
         frame: FrameType | None = innermost
         known = self.known
@@ -92,7 +95,12 @@ def _package_of(frame: FrameType) -> str:
 
 def _is_of_program(frame: FrameType) -> bool:
     package = _package_of(frame)
-    return package not in _OURS and package != _TORCH and not frame.f_code.co_filename.startswith(_NAMELESS)
+    return (
+        package not in _OURS
+        and package != _TORCH
+        and frame.f_globals.get("__name__") not in _WRAPPERS
+        and not frame.f_code.co_filename.startswith(_NAMELESS)
+    )
 
 
 def site_of(frame: FrameType) -> str:
