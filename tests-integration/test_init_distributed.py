@@ -346,8 +346,8 @@ def test_5_a_backend_that_the_program_has_registered_with_torch(rank_environment
 def test_3_nothing_to_adopt(bare_pools: Pools) -> None:
     for text in bare_pools(2).run(refused, dist_init_required=False):
         assert text == (
-            "NotInitializedError: dist_init_required=False, but nothing is initialised; call "
-            "torch.distributed.init_process_group() first, or leave dist_init_required out"
+            "NotInitializedError: init_distributed: got dist_init_required=False, but nothing is initialised; call "
+            "init_distributed() or torch.distributed.init_process_group() before, or leave dist_init_required out"
         )
 
 

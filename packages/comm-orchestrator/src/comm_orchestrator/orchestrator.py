@@ -211,8 +211,8 @@ def initialize(options: InitOptions) -> InitResult:
         return InitResult(settings, fresh=True)
     if options.dist_init_required is False:
         raise NotInitializedError(
-            "dist_init_required=False, but nothing is initialised; call torch.distributed.init_process_group() first, "
-            "or leave dist_init_required out"
+            "init_distributed: got dist_init_required=False, but nothing is initialised; call init_distributed() or "
+            "torch.distributed.init_process_group() before, or leave dist_init_required out"
         )
     try:
         host_of = _start(options, settings)
