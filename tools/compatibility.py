@@ -77,7 +77,8 @@ REFUSED: dict[str, str] = {
     "send_object_list": _PICKLE,
 }
 
-#: (side, name) -> why it is not there.
+_LOGGER = "`configure()` turns the comms logger on and off, and `log_rows()` returns what it recorded"
+#: (side, name) -> why it is not there, or what is in its place.
 NOT_PROVIDED: dict[tuple[str, str], str] = {
     **{
         (DEEPSPEED, name): "inside of DeepSpeed's implementation"
@@ -100,6 +101,9 @@ NOT_PROVIDED: dict[tuple[str, str], str] = {
             "timer_summary",
         )
     },
+    (DEEPSPEED, "CommsLogger"): _LOGGER,
+    (DEEPSPEED, "comms_logger"): _LOGGER,
+    (DEEPSPEED, "timers"): "`log_rows()` has the durations, once `configure(enabled=True)` was called",
     (DEEPSPEED, "TYPE_CHECKING"): "Python's, from `typing`",
     (DEEPSPEED, "TORCH_DISTRIBUTED_DEFAULT_PORT"): "DeepSpeed's, from `deepspeed.constants`",
 }
@@ -356,7 +360,7 @@ def page() -> str:
         "",
         "## Not provided",
         "",
-        "| name | why |",
+        "| name | why, or what to use |",
         "|---|---|",
         *(f"| `deepspeed.comm.{name}` | {NOT_PROVIDED.get((DEEPSPEED, name), CONSTANTS)} |" for name in refused),
         "",

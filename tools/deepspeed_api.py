@@ -29,12 +29,13 @@ def public_api() -> dict[str, Any]:
             continue
         if inspect.isfunction(value) and home.startswith(("deepspeed.comm", "deepspeed.utils")):
             names[name] = _parameters(value)
-        elif inspect.isclass(value) and home.startswith(("deepspeed.comm", "torch")):
-            names[name] = "class"
-        elif not callable(value) and not hasattr(deepspeed.comm.constants, name) and home == "":
-            names[name] = "value"
+        elif inspect.isclass(value):
+            if home.startswith(("deepspeed.comm", "deepspeed.utils", "torch")):
+                names[name] = "class"
         elif hasattr(deepspeed.comm.constants, name):
             names[name] = "constant"
+        elif not inspect.isroutine(value) and (home == "" or home.startswith("deepspeed")):  # that of its class
+            names[name] = "value"
     return {"version": deepspeed.__version__, "names": names}
 
 

@@ -132,10 +132,11 @@ for name in (*replacement.REPLACED, *replacement.KEPT, *replacement.GONE, *repla
         found[name] = str(importlib.import_module(name).__spec__.origin)
     except ImportError as error:
         found[name] = f"{type(error).__name__}: {error}"
-try:
-    deepspeed.comm.cdb
-except AttributeError as error:
-    found["cdb"] = str(error)
+for name in ("cdb", "comms_logger", "CommsLogger", "timers"):
+    try:
+        getattr(deepspeed.comm.comm, name)
+    except AttributeError as error:
+        found[name] = str(error)
 print(json.dumps(found))
 """
 
@@ -152,7 +153,14 @@ def test_which_submodules_are_replaced() -> None:
         assert found[f"deepspeed.comm.{name}"].startswith(
             f"ModuleNotFoundError: deepspeed.comm.{name} is not there: comm_orchestrator.deepspeed.replace_comm() has "
         )
-    assert found["cdb"].startswith("deepspeed.comm, which comm_orchestrator has replaced, has no 'cdb'")
+    missing = "deepspeed.comm.comm, which comm_orchestrator has replaced, has no"
+    assert found["cdb"] == f"{missing} 'cdb': names inside of DeepSpeed's own implementation are not provided"
+    for name in ("comms_logger", "CommsLogger"):
+        assert found[name] == (
+            f"{missing} {name!r}: configure() turns the comms logger on and off, and log_rows() returns what it "
+            "recorded"
+        )
+    assert found["timers"].startswith(f"{missing} 'timers': log_rows() has the durations")
 
 
 def test_no_submodule_is_forgotten() -> None:
@@ -193,6 +201,20 @@ dist.destroy_process_group()
 
 def test_deepspeeds_configuration_turns_the_comms_logger_on() -> None:
     assert "mine" in run("-c", COMMS_LOGGER)
+
+
+OTHERS = """
+import inspect, json, sys
+from deepspeed import comm
+recorded = json.load(open(sys.argv[1]))["names"]
+names = [name for name in dir(comm) if not name.startswith("_") and not inspect.ismodule(getattr(comm, name))]
+print(*(name for name in names if name not in recorded))
+"""
+
+
+def test_only_what_deepspeed_imports_itself_is_left_out_of_the_recorded_api() -> None:
+    found = run("-c", OTHERS, str(TOOLS / "deepspeed_comm.json")).splitlines()[-1].split()
+    assert found == ["Any", "Enum", "Optional", "get_accelerator", "timedelta"]
 
 
 def test_the_recorded_api_is_that_of_the_installed_release() -> None:

@@ -36,6 +36,14 @@ KEPT = (f"{_PACKAGE}.config", f"{_PACKAGE}.constants", f"{_PACKAGE}.pg_utils", f
 #: modules that cannot be imported then: what is inside of what was replaced
 GONE = (f"{_PACKAGE}.backend", f"{_PACKAGE}.ccl", f"{_PACKAGE}.mori", f"{_PACKAGE}.torch")
 
+_LOGGER = "configure() turns the comms logger on and off, and log_rows() returns what it recorded"
+#: what to use in place of public names that are not provided
+_INSTEAD = {
+    "CommsLogger": _LOGGER,
+    "comms_logger": _LOGGER,
+    "timers": "log_rows() has the durations, once configure(enabled=True) was called",
+}
+
 
 class ReplacementError(CommError, RuntimeError):
     """``deepspeed.comm`` cannot be replaced any more."""
@@ -115,10 +123,8 @@ def _init_distributed(*args: Any, **kwargs: Any) -> None:
 
 
 def _explain(module: str, name: str) -> Any:
-    raise AttributeError(
-        f"{module}, which comm_orchestrator has replaced, has no {name!r}: names inside of DeepSpeed's own "
-        "implementation are not provided"
-    )
+    reason = _INSTEAD.get(name, "names inside of DeepSpeed's own implementation are not provided")
+    raise AttributeError(f"{module}, which comm_orchestrator has replaced, has no {name!r}: {reason}")
 
 
 def replace_comm() -> None:
