@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["EXTENSIONS", "LAUNCHER", "run"]
+__all__ = ["EXTENSIONS", "launcher", "run"]
 
 EXTENSIONS = Path(sys.prefix) / "torch_extensions"
-LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ENVIRONMENT = {
     **os.environ,
     "DS_ACCELERATOR": "cpu",
@@ -20,6 +19,11 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore",
     "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
 }
+
+
+def launcher(ranks: int = 2) -> tuple[str, ...]:
+    """Return what starts a program on so many ranks."""
+    return "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)
 
 
 def run(*command: str, timeout_s: float = 120, env: Mapping[str, str] | None = None) -> str:

@@ -1,6 +1,8 @@
 """Train a small language model with DeepSpeed's ZeRO stages, and write down every loss to its last bit.
 
-torchrun --nproc-per-node 2 deepspeed_training.py stock|replaced|replaced-ccl OUT_FOLDER
+torchrun --nproc-per-node 2 deepspeed_training.py stock|replaced|replaced-ccl OUT_FOLDER [STAGE ...]
+
+Without a stage, 0 to 3 are run.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from deepspeed import comm as dist
 
 TEXT = Path(__file__).parents[2].joinpath("LICENSE").read_bytes()
 LENGTH, BATCH, STEPS = 32, 8, 6
+STAGES = ("0", "1", "2", "3")
 
 
 class Model(nn.Module):
@@ -43,7 +46,7 @@ class Model(nn.Module):
         return loss
 
 
-def engine_for(stage: int) -> Any:
+def engine_for(stage: str) -> Any:
     torch.manual_seed(0)
     model = Model()
     config = {
@@ -53,7 +56,7 @@ def engine_for(stage: int) -> Any:
         "steps_per_print": 10**9,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zero_optimization": {"stage": int(stage), "stage3_param_persistence_threshold": 0},
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
@@ -79,7 +82,7 @@ def main() -> None:
     out = Path(sys.argv[2])
     deepspeed.init_distributed("ccl" if sys.argv[1].endswith("ccl") else "gloo", verbose=False)
     found = {}
-    for stage in range(4):
+    for stage in sys.argv[3:] or STAGES:
         folder = out / f"checkpoint-{stage}"
         engine = engine_for(stage)
         losses = train(engine, range(STEPS // 2))

@@ -19,7 +19,7 @@ _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
-from deepspeed_processes import EXTENSIONS, LAUNCHER, run  # noqa: E402
+from deepspeed_processes import EXTENSIONS, launcher, run  # noqa: E402
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is installed by nox -s ecosystem only", exc_type=ImportError)
 
@@ -51,20 +51,25 @@ def train_with_stock(*command: str) -> None:
             return
 
 
+def train_on(ranks: int, kind: str, out: Path, *stages: str) -> list[dict[str, Any]]:
+    """Train on so many ranks, and return what each one wrote down."""
+    command = (*launcher(ranks), str(HERE / "deepspeed_training.py"), kind, str(out), *stages)
+    if kind == "stock":
+        train_with_stock(*command)
+    else:
+        run(*command)
+    return [json.loads(Path(out, f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What both ranks wrote down, with DeepSpeed as it is and with its communication replaced."""
+    """What all ranks wrote down, with DeepSpeed as it is and with its communication replaced."""
     found: dict[str, list[dict[str, Any]]] = {}
 
     def train(kind: str) -> list[dict[str, Any]]:
         if kind not in found:
             out = tmp_path_factory.mktemp(kind)
-            command = (*LAUNCHER, str(HERE / "deepspeed_training.py"), kind, str(out))
-            if kind == "stock":
-                train_with_stock(*command)
-            else:
-                run(*command)
-            found[kind] = [json.loads(Path(out, f"rank{rank}.json").read_text()) for rank in (0, 1)]
+            found[kind] = train_on(2, kind, out)
         return found[kind]
 
     return train
@@ -98,6 +103,19 @@ def test_losses_on_oneccl_are_those_on_gloo(trained: Trained, stage: str) -> Non
             expected = [float.fromhex(one) for one in on_gloo["stages"][stage][kind]]
             found = [float.fromhex(one) for one in on_ccl["stages"][stage][kind]]
             assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_zero_3_on_three_ranks(tmp_path: Path) -> None:
+    """On three, lists are padded and parts have different sizes; the additions have another order than DeepSpeed's."""
+    found = {}
+    for kind in ("stock", "replaced"):
+        out = tmp_path / kind
+        out.mkdir()
+        found[kind] = [one["stages"]["3"] for one in train_on(3, kind, out, "3")]
+    for stock, replaced in zip(found["stock"], found["replaced"], strict=True):
+        expected, losses = ([float.fromhex(one) for one in of["losses"]] for of in (stock, replaced))
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert replaced["resumed"] == replaced["losses"][3:]
 
 
 def test_ranks_saw_different_data_and_learned(trained: Trained) -> None:

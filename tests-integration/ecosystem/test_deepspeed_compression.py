@@ -15,7 +15,7 @@ _HERE = str(Path(__file__).parent)
 if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
-from deepspeed_processes import LAUNCHER, run  # noqa: E402
+from deepspeed_processes import launcher, run  # noqa: E402
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is installed by nox -s ecosystem only", exc_type=ImportError)
 
@@ -30,7 +30,7 @@ Trained = Callable[[str], list[dict[str, Any]]]
 def on_two_ranks(out: Path, script: str, *arguments: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Return what both ranks of a script wrote down."""
     kind, *more = arguments
-    run(*LAUNCHER, str(Path(_HERE, script)), kind, str(out), *more, timeout_s=240, env=env)
+    run(*launcher(), str(Path(_HERE, script)), kind, str(out), *more, timeout_s=240, env=env)
     return [json.loads(Path(out, f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
