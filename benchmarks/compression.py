@@ -3,7 +3,7 @@
     python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N ...] [--size BYTES] [--rounds N]
         [--codecs NAME ...] [--no-chosen] [--write] [--plot]
 
-Takes about six minutes on two cores. Needs root: the hosts are namespaces of this machine, and Linux's ``tbf`` limits
+Takes about eight minutes on two cores. Needs root: the hosts are namespaces of this machine, and Linux's ``tbf`` limits
 the link between them in both directions. In each round, all codecs and gloo's own all_reduce take turns in the same
 ranks, of which another one begins each round; the slowest rank counts. Up to 4 MiB in all are reduced by one call after
 the other, each of a tensor of its own, and count with their mean: a single call of 64 KiB takes ten times as long where
