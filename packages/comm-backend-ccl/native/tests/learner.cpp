@@ -427,6 +427,23 @@ TEST(learner_seldom_changes_among_equals) {
     }
 }
 
+// What a host's profile keeps is read at any time, also in the course of a look, which forgets what it knows first.
+TEST(learner_knows_all_candidates_once_it_has_settled) {
+    const std::vector<double> us{100, 300, 150, 120};
+    Noise noise(options.seed, 0.05);
+    Learner learner(4);
+    simulate(learner, 500, [&](size_t) -> const std::vector<double> & { return us; }, as_it_was, noise);
+    CHECK(learner.has_settled(), "it has not settled");
+    for (int call = 0; call < 20000; ++call) {
+        const Learner::Choice choice = learner.next();
+        for (int one = 0; one < 4; ++one) {
+            CHECK(!learner.has_settled() || learner.typical_ns(one) > 0,
+                  "call " << call << ": nothing is known of candidate " << one);
+        }
+        learner.observe(choice, noise.of(us[choice.candidate]));
+    }
+}
+
 // A profile of the host: nothing is tried at first while calls take as long as it says, and what it has wrong, as the
 // machine was busy when it was measured, is corrected.
 TEST(learner_starts_from_what_is_known) {

@@ -102,6 +102,7 @@ bool Learner::is_hopeless(int candidate) const {
 
 void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
     if (settled_ && (is_look || candidates_[candidate].wins == 0)) {
+        candidates_[candidate].before_ns = typical_ns(candidate);
         candidates_[candidate].durations.clear();  // of another time
         candidates_[candidate].wins = 0;
     }

@@ -65,8 +65,11 @@ public:
 
     int best() const { return best_; }
     int candidates() const { return count_; }
-    // How long calls took with a candidate lately; 0 is unknown.
-    uint64_t typical_ns(int candidate) const { return candidates_[static_cast<size_t>(candidate)].durations.median(); }
+    // How long calls took with a candidate lately, or before a look at it that is under way; 0 is unknown.
+    uint64_t typical_ns(int candidate) const {
+        const Candidate &of = candidates_[static_cast<size_t>(candidate)];
+        return of.durations.count() > 0 ? of.durations.median() : of.before_ns;
+    }
     // Whether every candidate had its trials.
     bool has_settled() const { return settled_; }
     // How often all were compared, with one that is under way.
@@ -107,6 +110,7 @@ private:
 
     struct Candidate {
         Durations durations;
+        uint64_t before_ns = 0;  // the median of durations that were cleared for a look or a trial
         uint64_t credit_ns = 0;  // what a trial may cost by now
         uint8_t arrived = 0;     // of the calls of a trial
         uint8_t wins = 0;
