@@ -84,13 +84,13 @@ def open_ring(path: str | os.PathLike[str], owner: int | None = None) -> RingRea
     finally:
         os.close(descriptor)
     try:
-        return RingReader(memory, RingFile(os.path.abspath(path), found.st_dev, found.st_ino))
+        return RingReader(memory, MappedFile(os.path.abspath(path), found.st_dev, found.st_ino))
     except RingError as error:
         memory.close()
         raise RingError(f"{Path(path)}: {error}") from None
 
 
-class RingFile(NamedTuple):
+class MappedFile(NamedTuple):
     """The file of a mapped ring."""
 
     path: str
@@ -126,7 +126,7 @@ class RingReader:
         RingError: it is no ring.
     """
 
-    def __init__(self, memory: bytes | bytearray | mmap.mmap, file: RingFile | None = None) -> None:
+    def __init__(self, memory: bytes | bytearray | mmap.mmap, file: MappedFile | None = None) -> None:
         self.memory = memory
         self._file, self._descriptor = file, -1
         size = len(memory)
