@@ -71,8 +71,16 @@ def in_both_ways(name: str, call: Callable[..., Any], output: Any, *arguments: A
         if work is not None:
             work.wait()
         found.append(written)
-    assert all(map(torch.equal, *found)), (name, call)
+    assert all(map(same, *found, [name] * len(found[0]))), (name, call)
     return found[0]
+
+
+def same(first: torch.Tensor, second: torch.Tensor, name: str) -> bool:
+    """Say whether two calls gave one result: oneCCL itself adds what three and more ranks have as it arrives."""
+    if name == "none" and os.environ.get("CCL_SHARED_MEMORY") == "0" and dist.get_world_size() > 2:
+        eps = torch.finfo(first.dtype).eps
+        return torch.allclose(first, second, rtol=4 * eps, atol=16 * eps)
+    return torch.equal(first, second)
 
 
 def are_near(found: torch.Tensor, exact: torch.Tensor, near: torch.Tensor) -> bool:
@@ -98,7 +106,7 @@ def every_collective(name: str, dtype: torch.dtype, count: int) -> None:
         (part,) = in_both_ways(name, dist.reduce_scatter_tensor, torch.empty_like(mine[0]), mine.view(-1), op)
         assert are_near(part, exact[rank], near), where
         (listed,) = in_both_ways(name, dist.reduce_scatter, part, list(mine), op)
-        assert torch.equal(listed, part), where
+        assert same(listed, part, name), where
     if name not in ("onebit", "topk"):
         (gathered,) = in_both_ways(name, dist.all_gather_into_tensor, torch.empty_like(mine).view(-1), mine[0])
         rows = in_both_ways(name, dist.all_gather, [torch.empty_like(mine[0]) for _ in range(W)], mine[0])
