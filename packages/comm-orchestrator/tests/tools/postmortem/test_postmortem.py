@@ -59,6 +59,19 @@ def test_a_running_job_in_which_nothing_is_wrong(postmortem: Postmortem, tmp_pat
     assert "rank 1: alive, pid " in shown
 
 
+def test_stacks_of_other_threads_follow_that_of_the_thread_that_makes_calls(
+    postmortem: Postmortem, tmp_path: Path
+) -> None:
+    loads, trains = "train.py:3 run\ndata.py:9 load, in thread 'loader'", "train.py:2 train"
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, ["stack", f"{loads}\n\n{trains}"]]}):
+        shown = postmortem(tmp_path)[1]
+        (_, locked) = json.loads(postmortem(tmp_path, "--json")[1])["ranks"]
+    headings = [line.partition(",")[0] for line in shown.splitlines() if line.startswith("  stack")]
+    assert headings == ["  stack", "  stack of another thread"]
+    assert shown.splitlines()[-2:] == ["    train.py:3 run", "    data.py:9 load, in thread 'loader'"]
+    assert (locked["stack"], locked["stacks_of_other_threads"]) == (trains, [loads])
+
+
 def test_a_rank_that_does_not_call(postmortem: Postmortem, tmp_path: Path) -> None:
     idle: Plan = [*STEP, ["stack", 'File "load.py", line 7, in load\n    read()']]
     with writers(tmp_path, {0: [*STEP, HANGS], 1: idle, 2: [*STEP, HANGS]}) as ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from types import CodeType, FrameType
@@ -9,7 +10,10 @@ from types import CodeType, FrameType
 from comm_utils.flight_recorder.layout import EntryType
 from comm_utils.flight_recorder.memory import RingMemory
 
-__all__ = ["CallSites", "line_of_program", "site_of"]
+__all__ = ["LIBRARY", "CallSites", "line_of_program", "runs_program", "site_of"]
+
+#: The standard library and torch, by their paths on any host: frames there do not tell what the program does.
+LIBRARY = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)|/(site|dist)-packages/torch/|^<frozen ")
 
 # So many are remembered.
 _MOST_SITES = 65536
@@ -101,6 +105,15 @@ def _is_of_program(frame: FrameType) -> bool:
         and frame.f_globals.get("__name__") not in _WRAPPERS
         and not frame.f_code.co_filename.startswith(_NAMELESS)
     )
+
+
+def runs_program(frame: FrameType | None) -> bool:
+    """Return whether a thread that is in ``frame`` runs code of the program, and not of libraries alone."""
+    while frame is not None:
+        if _is_of_program(frame) and not LIBRARY.search(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def site_of(frame: FrameType) -> str:

@@ -188,10 +188,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class Stack:
-    """The place of a process in Python."""
+    """The place of a process in Python.
+
+    Attributes:
+        text: a line for each frame, the innermost last; stacks of several threads are parted by empty lines, and the
+            last one is that of the thread that makes calls.
+    """
 
     text: str
     at_ns: int
+
+    @property
+    def by_thread(self) -> tuple[str, ...]:
+        """Return the stack of the thread that makes calls, and then those of the others."""
+        return tuple(one.strip("\n") for one in reversed(self.text.split("\n\n")) if one.strip())
 
 
 UNKNOWN_GROUP = RingGroup("", ())

@@ -1,7 +1,7 @@
 """The binary layout of a ring file, in which a rank records its calls.
 
 A file has, one after the other: a header; two lanes of records; the memory of split sizes; the entries, which name
-groups, kinds of calls and callers once; and the last Python stack. The first lane has the calls that Python makes,
+groups, kinds of calls and callers once; and the last Python stacks. The first lane has the calls that Python makes,
 which Python or native code for it writes; the second has those of the engine in shared memory, written by itself.
 All numbers are little-endian, as all supported processors are. Native code includes the same layout
 (``comm-backend-ccl``: ``native/shared_memory/recorder/layout.hpp``), and a test compares both.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
-from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.call_sites import LIBRARY
+from comm_utils.flight_recorder.calls import Call, RingGroup, Stack
 from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.trouble import Trouble, error_class
@@ -33,8 +33,8 @@ _UNKNOWN_AGE_S = 30.0
 
 # Of a stack, in a message.
 _INNERMOST = 4
-# The standard library and torch, by their paths on any host: frames there do not tell what the program does.
-_LIBRARY = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)|/(site|dist)-packages/torch/|^<frozen ")
+# Of a rank, beside the thread that makes calls.
+_MOST_OTHER_THREADS = 3
 
 # Of a large job, in a message.
 _MOST_HOSTS = 8
@@ -54,7 +54,7 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
     stacks = ""
     if findings[0].kind >= FindingKind.STOPPED:
         stacks = "".join(
-            f". The Python stack of rank {rank}: {_told(stack.text)}"
+            f". The Python stack of rank {rank}: {_told_of_threads(stack)}"
             for one in findings[:1]
             for rank in one.ranks[:1]
             if rank != own_rank
@@ -66,10 +66,16 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
     return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, ranks)
 
 
+def _told_of_threads(stack: Stack) -> str:
+    """Return where the thread that makes calls is, and others, which may hold what it waits for."""
+    told = [_told(one) for one in stack.by_thread[: 1 + _MOST_OTHER_THREADS]]
+    return "".join(told[:1]) + ("; of other threads: " + "; ".join(told[1:]) if len(told) > 1 else "")
+
+
 def _told(stack: str) -> str:
     """Return the innermost frames of a stack, up to the innermost one of the program if that is not among them."""
     frames = stack.splitlines()[::-1]
-    of_program = next((at for at, frame in enumerate(frames) if not _LIBRARY.search(frame.strip())), 0)
+    of_program = next((at for at, frame in enumerate(frames) if not LIBRARY.search(frame.strip())), 0)
     more = [] if of_program < _INNERMOST else [frames[of_program]]
     gap = ["..."] if of_program > _INNERMOST else []
     return " < ".join([*frames[:_INNERMOST], *gap, *more])

@@ -1,4 +1,4 @@
-"""The Python stacks of this process: of the thread that makes calls, and of the main thread, and its calls."""
+"""The Python stacks of this process: of its threads, the one that makes calls last, and the main thread's calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from comm_utils.flight_recorder.call_sites import site_of
+from comm_utils.flight_recorder.call_sites import runs_program, site_of
 from comm_utils.flight_recorder.calls import Call
 from comm_utils.flight_recorder.layout import LANES
 from comm_utils.flight_recorder.reader import RingReader
@@ -17,41 +17,45 @@ from comm_utils.flight_recorder.recorder import RECORDER
 __all__ = ["StackInRing", "calls_of_main_thread", "main_thread_place"]
 
 _MOST_FRAMES = 40
+# Threads of the program beside the one that makes calls, and the frames of each.
+_MOST_OTHERS, _MOST_FRAMES_OF_OTHERS = 8, 12
 # A rank that makes no call for so long shows where it is.
 _IDLE_S = 0.5
 
 
 class StackInRing:
-    """Keeps the stack in this rank's ring current while it makes no calls."""
+    """Keeps the stacks in this rank's ring current while it makes no calls."""
 
     def __init__(self) -> None:
-        # How many calls this rank had begun, since when, the thread that made them, and where that was then.
+        # How many calls this rank had begun, since when, the thread that made them, and where the threads were then.
         self._calls, self._since = -1, 0.0
         self._thread: threading.Thread | None = None
         self._place: object = None
 
     def update(self, own: RingReader) -> None:
-        """Write the stack if this rank, whose ring ``own`` reads, has begun no call for a while."""
+        """Write the stacks if this rank, whose ring ``own`` reads, has begun no call for a while."""
         calls, now = sum(own.count(lane) for lane in range(LANES)), time.monotonic()
         if calls != self._calls:
             self._calls, self._since, self._thread = calls, now, None
             self._place = None  # a stack older than the last call tells nothing
         elif now - self._since >= _IDLE_S:
-            frame, name = self._calling_frame(own)
-            place = _place_of(frame)
+            thread, frame, name = self._calling_frame(own)
+            others = _others_in_program(thread)
+            place = [_place_of(one) for one in (frame, *(one for one, _ in others))]
             if place != self._place:
                 self._place = place
-                RECORDER.memory.set_stack(_stack_text(frame) + (f", in thread {name!r}" if name else ""))
+                texts = [_stack_text(one, other, _MOST_FRAMES_OF_OTHERS) for one, other in others]
+                RECORDER.memory.set_stack("\n\n".join([*texts, _stack_text(frame, name, _MOST_FRAMES)]))
 
-    def _calling_frame(self, own: RingReader) -> tuple[FrameType | None, str]:
-        """Return the frame of the thread that makes calls, and its name; "" for the main thread."""
+    def _calling_frame(self, own: RingReader) -> tuple[threading.Thread, FrameType | None, str]:
+        """Return the thread that makes calls, its frame and its name; "" for the main thread."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = _calling_thread(_last_site(own))
         if self._thread is not threading.main_thread() and self._thread.ident is not None:
             frame = sys._current_frames().get(self._thread.ident)
             if frame is not None:
-                return frame, self._thread.name
-        return _main_thread_frame(), ""
+                return self._thread, frame, self._thread.name
+        return threading.main_thread(), _main_thread_frame(), ""
 
 
 def main_thread_place() -> object:
@@ -113,19 +117,29 @@ def _calling_thread(last_site: str) -> threading.Thread:
     return main
 
 
+def _others_in_program(calling: threading.Thread) -> list[tuple[FrameType, str]]:
+    """Return frames and names of threads that run code of the program, and may hold what ``calling`` waits for."""
+    frames = sys._current_frames()
+    # This frame holds the frames: its own among them would keep all of them, and their tensors, alive.
+    frames.pop(threading.get_ident(), None)
+    threads = [one for one in threading.enumerate() if one is not calling and one.ident in frames]
+    found = [(frames[one.ident], one.name) for one in threads if one.ident is not None]
+    return [(frame, name) for frame, name in found if runs_program(frame)][:_MOST_OTHERS]
+
+
 def _main_thread_frame() -> FrameType | None:
     """Return the frame that the main thread is in."""
     main = threading.main_thread().ident
     return sys._current_frames().get(main) if main is not None else None
 
 
-def _stack_text(frame: FrameType | None) -> str:
-    """Return a stack as lines, the innermost last.
+def _stack_text(frame: FrameType | None, thread: str, most_frames: int) -> str:
+    """Return a stack as lines, the innermost last, which has the name of the thread unless it is "".
 
     Lines of source are not read: a stack is taken of programs that run.
     """
     lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_FRAMES:
+    while frame is not None and len(lines) < most_frames:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
-    return "\n".join(reversed(lines))
+    return "\n".join(reversed(lines)) + (f", in thread {thread!r}" if thread else "")

@@ -6,7 +6,7 @@ other hosts, a second thread looks into the store (:mod:`~comm_utils.watch.remot
 - finds ranks that have ended while this rank waits for them, and calls that differ between ranks;
 - tells the other ranks, and the backend (:meth:`Watch.when_in_trouble`), which ends calls that wait in vain;
 - warns once of a call that takes long, and says who is missing and what they do instead;
-- keeps the Python stack in this rank's ring current while it makes no progress.
+- keeps the Python stacks in this rank's ring current while it makes no progress.
 
 A call that fails asks :meth:`Watch.explain` for the cause.
 """

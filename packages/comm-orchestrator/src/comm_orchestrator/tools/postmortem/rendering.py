@@ -65,9 +65,10 @@ def _rank(evidence: Evidence, rank: int, calls: int) -> Iterator[str]:
         cause = f": {failure.text}" if failure.text else ""
         yield f"  raised {failure.error} {seconds(evidence.since(rank, failure.at_ns))} ago{cause}"
     if one.stack is not None:
-        yield f"  stack, {seconds(evidence.since(rank, one.stack.at_ns))} ago:"
-        lines = one.stack.text.rstrip().splitlines()
-        yield from (f"    {line}" for line in lines[-_STACK_LINES:])
+        age = seconds(evidence.since(rank, one.stack.at_ns))
+        for at, text in enumerate(one.stack.by_thread):
+            yield f"  stack{' of another thread' if at else ''}, {age} ago:"
+            yield from (f"    {line}" for line in text.rstrip().splitlines()[-_STACK_LINES:])
     if calls:
         yield f"  last {min(calls, len(one.calls))} calls:"
         for call in one.calls[-calls:]:
@@ -132,7 +133,8 @@ def _rank_json(evidence: Evidence, rank: int, calls: int) -> dict[str, Any]:
             }
             for failure in one.failures
         ],
-        "stack": None if one.stack is None else one.stack.text,
+        "stack": None if one.stack is None else "".join(one.stack.by_thread[:1]),
+        "stacks_of_other_threads": [] if one.stack is None else list(one.stack.by_thread[1:]),
         "stack_age_s": None if one.stack is None else evidence.since(rank, one.stack.at_ns) / 1e9,
     }
 
