@@ -151,3 +151,60 @@ def test_a_call_after_the_end_of_the_groups_says_that_the_process_is_ending() ->
     for line in lines:
         assert line.startswith(said), line
         assert "register it after init_distributed()" in line
+
+
+_INTERRUPTED_AT_THE_END = """
+import atexit
+
+def call():
+    try:
+        dist.all_reduce(torch.ones(3), async_op=True).wait(1)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+atexit.register(call)
+import os, signal, sys, threading, time, torch
+import comm_orchestrator as dist
+
+def interrupt():
+    def functions(frame):
+        while frame is not None:
+            yield frame.f_code.co_name
+            frame = frame.f_back
+    while "drain" not in functions(sys._current_frames()[threading.main_thread().ident]):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+dist.init_distributed("ccl", verbose=False)
+dist.barrier()
+if dist.get_rank() == 0:
+    sys.stdin.read()
+else:
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    threading.Thread(target=interrupt, daemon=True).start()
+"""
+
+
+def test_ctrl_c_while_a_program_that_ends_waits_for_its_calls_leaves_no_group_open(free_port: int) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _INTERRUPTED_AT_THE_END],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said, complaint = ranks[1].communicate(timeout=60 * patience())
+        ranks[0].communicate(timeout=60 * patience())
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
+    assert complaint.rstrip().endswith("KeyboardInterrupt:"), complaint
+    expected = "NotInitializedError: all_reduce on the group of ranks [0, 1] failed: this process is ending, "
+    assert said.startswith(expected), said + complaint

@@ -233,8 +233,12 @@ _LAST_MOMENT_S = 1.0
 @atexit.register
 def _close_all() -> None:
     """Tensors go with the interpreter, so nothing may go on with them."""
-    for one in list(_open):
-        if one.usable:
-            shared_memory.drain(one.number, _LAST_MOMENT_S)
-        one.ended_with_process = True
-        shared_memory.close(one.number, quietly=True)
+    groups = list(_open)
+    try:
+        for one in groups:
+            if one.usable:
+                shared_memory.drain(one.number, _LAST_MOMENT_S)
+    finally:  # Ctrl-C ends the waiting, and leaves no group open
+        for one in groups:
+            one.ended_with_process = True
+            shared_memory.close(one.number, quietly=True)
