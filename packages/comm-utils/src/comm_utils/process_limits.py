@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from comm_utils import threads
+from comm_utils.cgroup_limits import most_tasks
 from comm_utils.errors import BackendUnavailableError
 
 __all__ = [
@@ -159,12 +160,15 @@ def _limit(name: str) -> int | None:
 
 
 def lack_of_threads(error: BaseException) -> str:
-    """Return that this user may start no more threads, and how to raise the limit; "" for other failures."""
+    """Return that this process may start no more threads, and how to raise the limits; "" for other failures."""
     found = _NO_THREAD.search(str(error))
     if found is None:
         return ""
+    of_user, of_cgroup = _limit("RLIMIT_NPROC"), most_tasks()
+    limits = f"the user's limit is {'unlimited' if of_user is None else of_user}"
+    if of_cgroup is not None:
+        limits += f", that of the cgroup {of_cgroup[0]} ({of_cgroup[1]})"
     return (
-        f"this process cannot start another thread; the user's limit is {_limit('RLIMIT_NPROC')}: raise it before the "
-        "start (ulimit -u, TasksMax= of a service, or pids.max of a container's cgroup), or have other "
-        f"programs end [{found[0]}]"
+        f"this process cannot start another thread; {limits}: raise what is too low before the start (ulimit -u, "
+        f"TasksMax= of a service, or pids.max of a container's cgroup), or have other programs end [{found[0]}]"
     )
