@@ -270,6 +270,41 @@ def test_all_ranks_learn_who_can_start_no_thread_for_the_world(
         assert took_s < 60 * patience()
 
 
+def start_where_one_cannot_watch(backend: str, folder: str) -> tuple[str, float]:
+    """Leave rank 1 without a thread when the group of all ranks exists and its watch starts."""
+    begin, has_started, start = time.monotonic(), Path(folder) / "rank 0 has started", WATCH.start
+
+    def start_without_a_thread(*arguments: Any) -> None:
+        while not has_started.exists():
+            time.sleep(0.02)
+        with limited_threads(0):
+            start(*arguments)
+
+    if os.environ["RANK"] == "1":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(WATCH, "start", start_without_a_thread)
+            with pytest.raises(dist.BackendUnavailableError) as caught:
+                dist.init_distributed(backend, verbose=False, timeout=120)
+        return str(caught.value), 0.0
+    dist.init_distributed(backend, verbose=False, timeout=120)
+    has_started.touch()
+    with pytest.raises((dist.PeerLostError, dist.CommTimeoutError)) as lost:  # by what the watch sees first
+        dist.all_reduce(torch.ones(3))
+    return str(lost.value), time.monotonic() - begin
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_ranks_that_go_on_learn_who_can_start_no_thread_for_the_watch(
+    rank_environment: dict[str, Any], backend: str, tmp_path: Path
+) -> None:
+    env = {**rank_environment, "COMM_JOB_SECRET": "given, as the ranks have different users"}
+    for message, took_s in run_ranks(start_where_one_cannot_watch, 2, backend, str(tmp_path), env=env):
+        assert "init_distributed: rank 1: this process cannot start another thread; the user's limit is " in message
+        assert "another group" not in message
+        assert took_s < 60 * patience()
+
+
 def receive_without_a_thread(strict: bool) -> tuple[list[str], list[float]]:
     dist.init_distributed(
         "gloo", verbose=False, timeout=60, config={"checks": {"mismatch": "strict" if strict else "auto"}}

@@ -11,7 +11,9 @@ from typing import Any
 from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
+from comm_utils.errors import BackendUnavailableError
 from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.process_limits import lack_of_threads
 from comm_utils.rank_processes import PROCESSES
 from comm_utils.torch_support.store_mailbox import connect_mailbox
 from comm_utils.watch.uncaught import note_exception_in_flight, note_uncaught_exceptions
@@ -29,7 +31,11 @@ class _Observed:
 
 
 def begin_world() -> None:
-    """Open this rank's ring, and watch the other ranks of the world group that exists; once for each such group."""
+    """Open this rank's ring, and watch the other ranks of the world group that exists; once for each such group.
+
+    Raises:
+        BackendUnavailableError: there can be no thread for the watch; ranks that wait for this one read so in its ring.
+    """
     world: Any = internals._get_default_group()
     if _Observed.world is not None and _Observed.world() is world:
         return
@@ -39,7 +45,12 @@ def begin_world() -> None:
     PROCESSES.begin()
     RECORDER.open(rank, size, job)
     note_uncaught_exceptions()
-    WATCH.start(rank, size, partial(connect_mailbox, store, job))
+    try:
+        WATCH.start(rank, size, partial(connect_mailbox, store, job))
+    except RuntimeError as error:
+        lack = f"init_distributed: rank {rank}: {lack_of_threads(error) or error}"
+        RECORDER.failure("", BackendUnavailableError.__name__, lack)
+        raise BackendUnavailableError(lack) from error
     _Observed.world = weakref.ref(world)
 
 

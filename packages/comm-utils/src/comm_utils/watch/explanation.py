@@ -104,7 +104,7 @@ def cause_of_others(
                 continue
             text = failure.text or f"rank {rank} ({known[rank].where}) gave up with {failure.error}"
             if failure.group != group.name and IN_DIFFERENT_ORDERS not in text:
-                text = f"rank {rank} gave up in another group: {text}"
+                text = f"rank {rank} gave up{' in another group' if failure.group else ''}: {text}"
             order = (failure.group != group.name) + 2 * (not failure.text)
             if best is None or order < best[0]:
                 best = order, Trouble(kind, text, failure.ranks)
