@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from comm_orchestrator.rendezvous.authentication import (
     share_secret,
 )
 from comm_utils.errors import LaunchError
+from comm_utils.testing import patience
 
 SECRET = b"0" * 32
 
@@ -268,3 +270,47 @@ def test_no_room_for_a_secret_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said = f"no room is left in {tmp_path} ({os.strerror(number)}) and {tmp_path / 'elsewhere'} "
     assert said in str(caught.value)
     assert "COMM_JOB_SECRET" in str(caught.value)
+
+
+_FULL = 'mount -t tmpfs -o size=16k tmpfs "$1" && { head -c 16k /dev/zero > "$1/full" || true; }; shift; exec "$@"'
+_TWO_RANKS = """
+import os
+import sys
+from pathlib import Path
+import comm_orchestrator as dist
+from comm_orchestrator.rendezvous import authentication
+
+authentication._PARENTS = (Path(sys.argv[1]),)
+for rank in range(2):
+    if os.fork() == 0:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        try:
+            dist.init_distributed("gloo", timeout=20)
+        except dist.CommError as error:
+            print(f"{type(error).__name__}: {error}\\n", end="", flush=True)
+        os._exit(0)
+for rank in range(2):
+    os.wait()
+"""
+
+
+def test_all_ranks_learn_that_there_is_no_room_for_a_secret(tmp_path: Path) -> None:
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _FULL, "sh", str(tmp_path)]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a mount namespace and tmpfs")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {name: text for name, text in os.environ.items() if name != SECRET_VARIABLE} | place
+    command = [*apart, sys.executable, "-c", _TWO_RANKS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * patience(), check=False, env=env)
+    for rank, line in enumerate(sorted(done.stdout.splitlines(), key=lambda line: "rank 1" in line)):
+        told = f"LaunchError: init_distributed: rank {rank} of 2: the ranks share a secret in a file, for which no room"
+        assert line.startswith(f"{told} is left in {tmp_path} ("), done
+    assert len(done.stdout.splitlines()) == 2, done
+
+
+def test_a_rank_that_waits_finds_room(folder: Path) -> None:
+    authentication.check_room()
+    assert not folder.exists()
+    assert not list(folder.parent.iterdir())

@@ -19,8 +19,9 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from comm_utils.process_state import is_alive
 __all__ = [
     "Seal",
     "can_share_secrets",
+    "check_room",
     "environment_secret",
     "file_secret",
     "keeps_secrets",
@@ -44,6 +46,7 @@ _MARK = "hmac-sha256:"
 _SEALED = re.compile(rf"{_MARK}([0-9a-f]{{64}}) ", re.ASCII)
 # The same folder for every rank of the host and the user, so none that a variable of one rank could change.
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _SECRET_BYTES = 32
 _APPEARS_S = 2.0
 _MOST_FILE_BYTES = 1024
@@ -152,11 +155,14 @@ def environment_secret(environ: Mapping[str, str]) -> bytes | None:
     return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
 
 
-def share_secret(identity: str) -> bytes | None:
+def share_secret(identity: str, who: str = "init_distributed") -> bytes | None:
     """Return the secret of ``identity`` that this user's processes on this host share; the first of them makes it.
 
     It stands in a file of mode 0600 in a folder of mode 0700, until :func:`remove_secrets` or the next call after the
     process that made it has ended.
+
+    Args:
+        who: the call and its rank, for the message.
 
     Returns:
         None where this host has no folder for it.
@@ -172,7 +178,7 @@ def share_secret(identity: str) -> bytes | None:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 if not _is_private(path.parent, stat.S_ISDIR):
                     raise LaunchError(
-                        f"init_distributed: the folder {path.parent}, where the ranks share a secret, is not a private "
+                        f"{who}: the folder {path.parent}, where the ranks share a secret, is not a private "
                         f"folder of this user (uid {os.getuid()}); remove it, or set {SECRET_VARIABLE} to the same "
                         "random text on every rank"
                     )
@@ -186,15 +192,38 @@ def share_secret(identity: str) -> bytes | None:
             except LaunchError:
                 raise
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in _NO_ROOM:
                     full.append(f"{parent} ({os.strerror(error.errno)})")
                 break
     if full:
-        raise LaunchError(
-            f"init_distributed: the ranks share a secret in a file, for which no room is left in {' and '.join(full)}; "
-            f"free some space or inodes there, or set {SECRET_VARIABLE} to the same random text on every rank"
-        )
+        raise LaunchError(f"{who}: {_lack_of_room(full)}")
     return None
+
+
+def check_room() -> None:
+    """Check that there is room for a secret, while rank 0 of this host is not there: it needs that to begin.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    full = []
+    for parent in _PARENTS:
+        try:
+            with tempfile.TemporaryFile(dir=parent, buffering=0) as file:
+                file.write(bytes(_MOST_FILE_BYTES))
+            return
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                full.append(f"{parent} ({os.strerror(error.errno)})")
+    if full:
+        raise LaunchError(_lack_of_room(full))
+
+
+def _lack_of_room(folders: Sequence[str]) -> str:
+    return (
+        f"the ranks share a secret in a file, for which no room is left in {' and '.join(folders)}; free some space or "
+        f"inodes there, or set {SECRET_VARIABLE} to the same random text on every rank"
+    )
 
 
 def can_share_secrets() -> bool:

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch.distributed import TCPStore
@@ -47,10 +48,15 @@ class NoStoreError(ConnectionEndedError):
     """The server answered as no store does."""
 
 
-def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> str:
+def wait_for_listener(
+    host: str, port: int, deadline: Deadline, source: str, while_refused: Callable[[], None] | None = None
+) -> str:
     """Wait until somebody listens at ``host``; return this machine's address on the way there.
 
     torch would do the same, with a page of C++ stack frames for every try.
+
+    Args:
+        while_refused: called as long as nobody listens; raises a CommError where nobody can.
 
     Raises:
         LaunchError: ``host`` does not resolve.
@@ -77,6 +83,8 @@ def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> 
                         problem = "does not answer"
                     except OSError as error:
                         problem = _REASONS.get(error.errno or 0, str(error.strerror or error))
+                        if while_refused is not None and error.errno == errno.ECONNREFUSED:
+                            while_refused()
         except socket.gaierror as error:
             problem = f"does not resolve on {host_name()} ({error.strerror})"
         late = not resolved and deadline.elapsed_s() > _RESOLVING_S

@@ -20,6 +20,7 @@ import comm_config
 from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.authentication import (
     Seal,
+    check_room,
     environment_secret,
     keeps_secrets,
     share_secret,
@@ -211,7 +212,7 @@ def _agents(
     def of_number(number: int) -> bytes | None:
         if secret is not None or not _on_one_host(address, launch):
             return secret
-        return share_secret(f"{address.host}:{address.port} {launch.job_id} {attempt} {number}")
+        return share_secret(f"{address.host}:{address.port} {launch.job_id} {attempt} {number}", _who(launch))
 
     description = f"in the store of torchrun's agent at {address}"
     point = _persistent(store, (str(address), attempt), own, description, of_number)
@@ -250,7 +251,7 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
     server: dict[str, Any] = {"id": identity, "job": launch.job_id, "pid": os.getpid(), "host": host_name()}
     server["secret"] = "none" if secret is None else "environment"
     if secret is None and launch.world_size > 1 and _on_one_host(address, launch):
-        secret = share_secret(identity)
+        secret = share_secret(identity, _who(launch))
         server["secret"] = "none" if secret is None else "file"
     seal = Seal(secret, scope_of(address.port or store.port))
 
@@ -320,11 +321,12 @@ def _in_anothers(
 def _join(
     address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
 ) -> RendezvousPoint:
-    who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
+    who = _who(launch)
+    check = check_room if secret is None and _on_one_host(address, launch) else None
     patience: Deadline | None = None
     while True:
         try:
-            own = wait_for_listener(address.host, address.port, deadline, address.source)
+            own = wait_for_listener(address.host, address.port, deadline, address.source, check)
             store = connect(address.host, address.port, deadline, limit, explain=False)
             server = read_greeting(store, deadline, str(address))
         except (ConnectionEndedError, RuntimeError) as error:
@@ -374,6 +376,10 @@ def _join(
         del store
         if not deadline.pause(lambda: f"for rank 0, which is still in the last world at {address}"):
             raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
+
+
+def _who(launch: LaunchInfo) -> str:
+    return f"init_distributed: rank {launch.rank} of {launch.world_size}"
 
 
 def _hung_up(address: _Address, seen: str) -> str:
