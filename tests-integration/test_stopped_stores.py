@@ -14,6 +14,8 @@ import pytest
 import comm_orchestrator as dist
 from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.testing import run_ranks
+from comm_utils.torch_support.bounded_store import BoundedStore
+from comm_utils.torch_support.store_waits import StoreWait, answers
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
 TIMEOUT_S = 20
@@ -79,3 +81,42 @@ def test_who_kept_the_holder_of_the_store_waiting_is_named(tmp_path: Path, call:
     assert "[2] did not" in first or "rank 2" in first
     assert second.startswith(f"PeerLostError: {call} on rank 1: the store of the world has gone: "), second
     assert f" has not called {call}" in second.partition("Until then, the call waited: ")[2].partition("rank 2 ")[2]
+
+
+def ends_its_wait_after_the_holder_of_the_store(folder: str) -> str:
+    """Return the error of rank 1, whose time is over just before rank 0, with the store, has given up and left."""
+    dist.init_distributed("gloo", timeout=10 * TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank, over, done = dist.get_rank(), Path(folder) / "over", Path(folder) / "done"
+    until = StoreWait.until
+
+    def until_the_store_has_gone(wait: StoreWait, store: BoundedStore, *args: Any) -> bool:
+        found = until(wait, store, *args)
+        over.touch()
+        while answers(store):
+            time.sleep(0.02)
+        return found
+
+    said = ""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(StoreWait, "until", until_the_store_has_gone)
+        if rank == 2:
+            _await(done)
+        else:
+            with pytest.raises(CommError) as caught:
+                dist.new_group(timeout=1)
+            said = f"{type(caught.value).__name__}: {caught.value}"
+    if rank == 0:
+        _await(over)
+    elif rank == 1:
+        done.touch()
+    dist.destroy_process_group()
+    return said
+
+
+def test_who_kept_the_ranks_waiting_is_named_where_the_store_goes_first(tmp_path: Path) -> None:
+    """The error named rank 0, and advised a barrier before its end."""
+    _, second, _ = run_ranks(ends_its_wait_after_the_holder_of_the_store, 3, str(tmp_path))
+    assert second.startswith("PeerLostError: new_group on rank 1: the store of the world has gone: "), second
+    assert " has not called new_group" in second.partition("Until then, the call waited: ")[2].partition("rank 2 ")[2]

@@ -84,7 +84,7 @@ def _await_members(store: BoundedStore, keys: Mapping[int, str], wait: StoreWait
     """Wait until all members have come, whose keys are ``keys``; raises as :func:`agree` does."""
     if wait.until(store, list(keys.values()), limit.total_seconds()):
         return
-    missing = [one for one, key in keys.items() if not store.check([key])]
+    missing = wait.absent(store, keys)
     if missing:
         doing = WATCH.absent(missing, wait.call) or (named_ranks(missing, PROCESSES) if PROCESSES else "")
         advice = (

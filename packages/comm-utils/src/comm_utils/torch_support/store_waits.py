@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -114,8 +114,23 @@ class StoreWait:
             PeerLostError: the store has gone; names the ranks that keep the others waiting.
             CommTimeoutError: the store does not answer.
         """
-        try:
+        with self._while_it_answers(store):
             return await_keys(store, keys, limit_s, self.look)
+
+    def absent(self, store: BoundedStore, keys: Mapping[int, str]) -> list[int]:
+        """Return the ranks whose ``keys`` are not in the store when the time is over.
+
+        Raises:
+            PeerLostError: the store has gone; names the ranks that keep the others waiting.
+            CommTimeoutError: the store does not answer.
+        """
+        with self._while_it_answers(store):
+            return [rank for rank, key in keys.items() if not store.check([key])]
+
+    @contextmanager
+    def _while_it_answers(self, store: BoundedStore) -> Iterator[None]:
+        try:
+            yield
         except CommError:
             raise
         except RuntimeError as error:
