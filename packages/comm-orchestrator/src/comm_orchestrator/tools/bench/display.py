@@ -15,6 +15,7 @@ from comm_orchestrator.tools.bench.libraries import Library
 from comm_orchestrator.tools.bench.operations import IN_PLACE, OUT_OF_PLACE
 from comm_orchestrator.tools.bench.options import AVERAGES, Options
 from comm_orchestrator.tools.bench.plan import Plan, Row
+from comm_orchestrator.tools.errors import print_nothing_more
 from comm_orchestrator.tools.output import printable
 from comm_utils.observability.bench_results import BenchFile, BenchResult, load
 from comm_utils.sizes import format_size
@@ -218,13 +219,14 @@ class Progress:
 
 
 class Printer:
-    """Prints the header at once, and each row when it is measured."""
+    """Prints the header at once, and each row when it is measured; nothing more where the reader has closed stdout."""
 
     def __init__(self, options: Options, ranks: list[dict[str, Any]], made: Plan, libraries: Sequence[Library]) -> None:
         self._options, self._ranks = options, ranks
         self._old = load(options.compare) if options.compare else None
         self._results: list[BenchResult] = []
         self._told = 0
+        self._is_closed = False
         self._operation = ""
         columns = shutil.get_terminal_size().columns
         self._width = columns if sys.stdout.isatty() and columns < _WIDE else None
@@ -233,6 +235,12 @@ class Printer:
         self._several = len({row.operation for row in made.rows}) > 1
         self._progress = Progress(len(made.rows))
         self._print([*self._header(), *(f"# note: {one}" for one in made.notes)])
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether nobody gets what would be measured from here on: stdout is closed, and no file is written."""
+        options = self._options
+        return self._is_closed and not (options.json or options.csv or options.plot or options.compare)
 
     def show(self, row: Row, results: Sequence[BenchResult], notes: Sequence[str]) -> None:
         """Print a row, and what the libraries turned out not to do."""
@@ -299,10 +307,14 @@ class Printer:
 
     def _print(self, lines: Sequence[str]) -> None:
         with self._progress.hidden():
-            for line in lines:
-                line = printable(line, lines=True)
-                print(line if self._width is None else _wrapped(line, self._width))
-            sys.stdout.flush()
+            try:
+                for line in lines:
+                    line = printable(line, lines=True)
+                    print(line if self._width is None else _wrapped(line, self._width))
+                sys.stdout.flush()
+            except BrokenPipeError:
+                self._is_closed = True
+                print_nothing_more()
 
 
 def _wrapped(line: str, width: int) -> str:

@@ -21,7 +21,7 @@ from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Plan, Row, check_world, plan
 from comm_orchestrator.tools.bench.results import Seen, Setting, summed_up
 from comm_orchestrator.tools.bench.system import Exchange
-from comm_orchestrator.tools.errors import let_others_speak, print_error, print_nothing_more
+from comm_orchestrator.tools.errors import let_others_speak, print_error
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_orchestrator.tools.output import accept_any_text
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
@@ -37,9 +37,6 @@ def run(options: Options) -> int:
     """Measure; called by all ranks of a job. The exit code: 0, 1 for a finding, 2 for wrong usage, 3 for a failure."""
     try:
         return _run(options)
-    except BrokenPipeError:
-        print_nothing_more()  # the reader of the table has closed it
-        return FAILED
     except (ArgumentError, CommError, RuntimeError, OSError, MemoryError) as error:
         rank = _rank()
         if isinstance(error, ArgumentError):
@@ -82,6 +79,9 @@ def _run(options: Options) -> int:
             results = _results(row, measuring.measure(row), exchange, setting, options)
         if printer is not None:
             printer.show(row, results, measuring.notes)
+        # All ranks end together where nobody reads on.
+        if exchange.gather([float(printer is not None and printer.is_unread)])[0][0]:
+            break
     code = printer.conclude() if printer is not None else 0
     findings = exchange.gather([float(code)])
     for library in reversed(opened):
