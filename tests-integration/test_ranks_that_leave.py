@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from comm_utils.flight_recorder import RECORDER
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 from comm_utils.torch_support import group_agreement, group_creation
+from comm_utils.torch_support.connecting import Place
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
 TIMEOUT_S = 30
@@ -443,3 +445,40 @@ def test_a_rank_that_is_killed_while_a_group_is_connected_is_named_long_before_t
         text, seconds = outcome.value
         assert re.search(r"lost a peer.*rank 2 \(pid \d+ on \S+\) has ended in the course of new_group", text), text
         assert seconds < 4 * patience()
+
+
+def gives_up_while_a_group_is_connected(error: type[BaseException], hosts: bool, folder: str) -> tuple[str, float]:
+    """Rank 2 raises when all ranks have come to make a group; return the error, and a sum on the group made then."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank, agree = dist.get_rank(), group_agreement.agree
+    if hosts:
+        here = Place(f"machine {rank}", f"host {rank}", "")
+        Place.of_this_process = staticmethod(lambda address: replace(here, address=address))  # type: ignore[method-assign]
+
+    def agree_and_raise(*args: Any) -> Any:
+        agree(*args)
+        raise error("out of luck")
+
+    if rank == 2:
+        group_agreement.agree = agree_and_raise
+    with pytest.raises((CommError, error)) as caught:
+        dist.new_group([0, 1, 2], timeout=600)
+    group_agreement.agree = agree
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "012")
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=dist.new_group([0, 1, 2], timeout=TIMEOUT_S))
+    return f"{type(caught.value).__name__}: {caught.value}", float(tensor[0])
+
+
+@pytest.mark.parametrize("hosts", [False, True], ids=["one host", "several hosts"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_rank_that_gives_up_while_a_group_is_connected_is_named_and_the_world_can_be_used(
+    tmp_path: Path, error: type[BaseException], hosts: bool
+) -> None:
+    found = run_ranks(gives_up_while_a_group_is_connected, 3, error, hosts, str(tmp_path), timeout_s=90)
+    assert found[2] == (f"{error.__name__}: out of luck", 3.0)
+    said = f"rank 2 gave up: {error.__name__}: out of luck [reported by rank 2]"
+    for rank in (0, 1):
+        assert found[rank] == (f"PeerLostError: new_group on rank {rank}: {said}", 3.0)

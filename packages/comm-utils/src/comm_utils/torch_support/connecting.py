@@ -24,7 +24,7 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
-__all__ = ["Connecting", "Place", "in_thread", "is_still_connecting", "spans_hosts"]
+__all__ = ["Connecting", "Place", "Reports", "in_thread", "is_still_connecting", "spans_hosts"]
 
 T = TypeVar("T")
 
@@ -148,6 +148,60 @@ def in_thread(
     return made[0]
 
 
+class Reports:
+    """The first failure of a member, which the others read while they connect.
+
+    Args:
+        store: the members', with a connection in which the library does not wait.
+        key: of this attempt; no other has it.
+        who: the call and the rank, for messages.
+        rank: this one's global rank.
+    """
+
+    def __init__(self, store: BoundedStore, key: str, who: str, rank: int) -> None:
+        self._store, self._key, self._who, self._rank = store, f"{key}/failed", who, rank
+        self._left = f"{key}/left/{rank}"
+
+    def look(self) -> None:
+        """Raise what another member has reported, if one has.
+
+        Raises:
+            CommError: the other's failure.
+        """
+        try:
+            self.raise_of_others()
+        except _ReportedError as error:
+            raise error.kind(str(error)) from None
+
+    def raise_of_others(self) -> None:
+        """Raise the report of another member as one that needs no further search for the cause."""
+        if not self._store.check([self._key]):
+            return
+        rank, _, rest = self._store.get(self._key)[:_MOST_BYTES].decode(errors="replace").partition("\n")
+        name, _, text = rest.partition("\n")
+        if rank != str(self._rank):
+            raise _ReportedError(_KINDS.get(name, PeerLostError), f"{self._who}: {text} [reported by rank {rank}]")
+
+    def tell(self, kind: type[CommError], said: str) -> None:
+        """Report to the others, unless a member has."""
+        with suppress(RuntimeError):  # the store may have gone as well
+            if not self._store.check([self._key]):
+                self._store.set(self._key, f"{self._rank}\n{kind.__name__}\n{said}"[:_MOST_BYTES])
+
+    def tell_of(self, error: BaseException) -> None:
+        """Report that this rank gave up with ``error``, of which the others know nothing."""
+        self.tell(
+            BackendUnavailableError if is_exhausted(error) else PeerLostError,
+            f"rank {self._rank} gave up: {type(error).__name__}: {summarize(error)}",
+        )
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the rank that may hold the store know that this one needs it no longer."""
+        with suppress(RuntimeError):
+            self._store.set(self._left, "")
+
+
 class Connecting:
     """One attempt to connect the members of a group that spans hosts; every member makes one.
 
@@ -172,6 +226,7 @@ class Connecting:
         limit_s: float,
     ) -> None:
         self._store, self._key, self._who, self._rank, self._places = store, key, who, rank, places
+        self._reports = Reports(store, key, who, rank)
         self._library, self._limit_s = library, limit_s
         self._end = time.monotonic() + limit_s
 
@@ -204,18 +259,9 @@ class Connecting:
         Raises:
             CommError: the other's failure; CommTimeoutError at the end of the time.
         """
-        self._raise_of_others()
+        self._reports.raise_of_others()
         if time.monotonic() >= self._end:
             raise _NotFinishedError(f"{self._library} did not finish within {self._limit_s:.3g} s")
-
-    def _raise_of_others(self) -> None:
-        key = f"{self._key}/failed"
-        if not self._store.check([key]):
-            return
-        rank, _, rest = self._store.get(key)[:_MOST_BYTES].decode(errors="replace").partition("\n")
-        name, _, text = rest.partition("\n")
-        if rank != str(self._rank):
-            raise _ReportedError(_KINDS.get(name, PeerLostError), f"{self._who}: {text} [reported by rank {rank}]")
 
     def _await_others(self, look: Callable[[], None]) -> None:
         """Wait until every member is connected."""
@@ -223,7 +269,7 @@ class Connecting:
         keys = {rank: f"{self._key}/{rank}" for rank in self._places}
         pause_s = 0.0005
         while not self._store.check(list(keys.values())):
-            self._raise_of_others()
+            self._reports.raise_of_others()
             look()
             if time.monotonic() >= self._end + _GRACE_S:
                 missing = [rank for rank, key in keys.items() if not self._store.check([key])]
@@ -239,10 +285,7 @@ class Connecting:
         if isinstance(error, _ReportedError):
             return error.kind(str(error))
         if not isinstance(error, (CommError, RuntimeError, OSError)) or is_exhausted(error):
-            self._tell(
-                BackendUnavailableError if is_exhausted(error) else PeerLostError,
-                f"rank {self._rank} gave up: {type(error).__name__}: {summarize(error)}",
-            )
+            self._reports.tell_of(error)
             return error
         if not isinstance(error, CommError) and not answers(self._store):
             return store_has_gone(self._who, error)
@@ -251,7 +294,7 @@ class Connecting:
         if not lost and isinstance(error, _NotFinishedError) and (reported := self._report_of_others()) is not None:
             return reported
         if isinstance(error, CommError) and not lost and not isinstance(error, _NotFinishedError):
-            self._tell(type(error), str(error))
+            self._reports.tell(type(error), str(error))
             return error
         own, text = f"rank {self._rank} on {self._places[self._rank].host}", summarize(error)
         said = (
@@ -263,7 +306,7 @@ class Connecting:
         )
         timed_out = isinstance(error, CommTimeoutError) or classify(error) is CommTimeoutError
         kind = CommTimeoutError if timed_out else PeerLostError
-        self._tell(kind, said)
+        self._reports.tell(kind, said)
         return kind(f"{self._who}: {said}")
 
     def _report_of_others(self) -> CommError | None:
@@ -271,7 +314,7 @@ class Connecting:
         end = time.monotonic() + _GRACE_S
         while time.monotonic() < end:
             try:
-                self._raise_of_others()
+                self._reports.raise_of_others()
             except _ReportedError as error:
                 return error.kind(str(error))
             time.sleep(_LOOK_S)
@@ -287,15 +330,10 @@ class Connecting:
         ]
         return "; ".join(named) + (f"; and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else "")
 
-    def _tell(self, kind: type[CommError], said: str) -> None:
-        with suppress(RuntimeError):  # the store may have gone as well
-            if not self._store.check([f"{self._key}/failed"]):
-                self._store.set(f"{self._key}/failed", f"{self._rank}\n{kind.__name__}\n{said}"[:_MOST_BYTES])
-
     def _wait_for_readers(self) -> None:
         """Wait until all members have read the failure where this process may hold the store."""
+        self._reports.leave()
         with suppress(RuntimeError):
-            self._store.set(f"{self._key}/left/{self._rank}", "")
             if self._rank == 0:
                 end = time.monotonic() + _GRACE_S
                 left = [f"{self._key}/left/{rank}" for rank in self._places]

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
-from comm_utils.errors import BackendUnavailableError, CommTimeoutError, PeerLostError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import Connecting, Place, in_thread, spans_hosts
+from comm_utils.torch_support.connecting import Connecting, Place, Reports, in_thread, spans_hosts
+from comm_utils.torch_support.failures import classify
 from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys
 from comm_utils.watch.watch import WATCH
 
@@ -118,15 +120,31 @@ def make_with_gloo(
     Raises:
         PeerLostError, CommTimeoutError: not all members could be connected; on all, if they run on several hosts. On
             one host, also the errors of ``wait.look()``, as for a member that has ended since it came.
+        PeerLostError: another member came and gave up, for a reason of its own.
     """
+    who, limit_s, connected = f"{wait.call} on rank {rank}", limit.total_seconds(), f"{key}/connected"
+
+    @cache
+    def own_connection() -> BoundedStore:
+        # gloo waits in the store, and nobody else can use the connection in which it does.
+        return store.with_own_connection()
+
+    def look() -> None:
+        wait.look()
+        if own_connection() is not store:
+            Reports(own_connection(), connected, who, rank).look()
+
     listener = Listener(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip())
     try:
         places = agree(store, key, wait, rank, refusal, limit, Place.of_this_process(listener.address))
         if not spans_hosts(list(places.values())):
-            return make() if wait.is_alone else in_thread(make, discard, wait.look, "gloo", needs_thread=False)
-        who, limit_s = f"{wait.call} on rank {rank}", limit.total_seconds()
-        # gloo waits in the store, and nobody else can use the connection in which it does.
-        store = store.with_own_connection()
-        return Connecting(store, f"{key}/connected", who, rank, places, "gloo", limit_s).run(make, discard, wait.look)
+            return make() if wait.is_alone else in_thread(make, discard, look, "gloo", needs_thread=False)
+        connecting = Connecting(own_connection(), connected, who, rank, places, "gloo", limit_s)
+        return connecting.run(make, discard, wait.look)
+    except BaseException as error:
+        # Where gloo reports the loss of a peer, the others have an error of their own.
+        if not isinstance(error, CommError) and classify(error) is None and own_connection() is not store:
+            Reports(own_connection(), connected, who, rank).tell_of(error)
+        raise
     finally:
         listener.close()

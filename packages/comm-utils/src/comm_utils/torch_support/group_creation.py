@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup, Store
@@ -19,6 +21,7 @@ from comm_utils.group_names import listed
 from comm_utils.process_limits import lack_of_threads
 from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.bounded_store import BoundedStore
+from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import device_libraries, gloo_refusal
@@ -72,6 +75,8 @@ class GroupMaker:
     def __init__(self) -> None:
         # Of making a group, by its name, which is free again after a refusal.
         self._attempts: Counter[str] = Counter()
+        # Of the world and its groups, where others have taken their places: one may serve all ranks.
+        self._replaced: list[Store] = []
 
     def make(
         self,
@@ -136,8 +141,18 @@ class GroupMaker:
                 f"and as often with these ranks [{summarize(error)}]"
             ) from error
         finally:
+            if is_still_connecting("gloo"):
+                self._renew_connections()
             RECORDER.end_group(making_of(planned.name))
             own_turn.release()
+
+    def _renew_connections(self) -> None:
+        """Give the groups connections to the store other than the one in which a thread of gloo waits in vain."""
+        groups: dict[Any, tuple[str, Any]] = internals._world.pg_map
+        for group, (library, store) in list(groups.items()):
+            with suppress(AttributeError, RuntimeError):  # not every store, and no old torch, opens another one
+                groups[group] = library, store.clone()
+                self._replaced.append(store)
 
     def _with_members(
         self,
