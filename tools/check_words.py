@@ -4,7 +4,8 @@
     python tools/check_words.py README.md packages/comm-utils/src
 
 Settings are in ``pyproject.toml`` under ``tool.check_words``. In Python files, comments and strings are checked; names
-are not. In Markdown, everything outside of code blocks and inline code is checked.
+are not. In Markdown, everything outside of code blocks and inline code is checked. Phrases are found across the ends of
+lines, also where these are quoted, or are comments or strings of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ NAME = re.compile(r"[\w.\-/]*")
 F_STRING = re.compile(r"[rR]?[fF]")
 FIELD = re.compile(r"\{[^{}]*\}")
 # The text of an f-string is a token of its own from Python 3.12 on.
-TEXT_TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+STRING_TOKENS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+# Between strings that Python joins.
+JOINING_TOKENS = {tokenize.NL, *(getattr(tokenize, name, tokenize.NL) for name in ("FSTRING_START", "FSTRING_END"))}
+QUOTE = re.compile(r"^\s*>\s?")
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,36 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text
 
 
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings and comments of a Python file with their lines; those that follow each other as one."""
+    for pattern in (STRING_TOKENS, {tokenize.COMMENT}):
+        begin, end, parts = 0, 0, [""]
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in pattern:
+                # Lines stay lines, so that the numbers are right.
+                parts += ["\n" * (token.start[0] - end) if begin else "", _words_of(token)]
+                begin, end = begin or token.start[0], token.end[0]
+            elif token.type not in JOINING_TOKENS and token.type != tokenize.COMMENT and begin:
+                yield begin, "".join(parts)
+                begin, parts = 0, [""]
+
+
+def _words_of(token: tokenize.TokenInfo) -> str:
+    if token.type == tokenize.COMMENT:
+        return token.string.lstrip("#")
+    if token.type != tokenize.STRING:
+        return token.string
+    # Before Python 3.12, an f-string is one token, with the names of its fields.
+    words = FIELD.sub("{}", token.string) if F_STRING.match(token.string) else token.string
+    return words.lstrip("frbuFRBU").strip("\"'")
+
+
 def check_python(path: Path, text: str, rules: Rules) -> Iterator[Problem]:
     """Check the comments, strings and docstrings of a Python file."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in TEXT_TOKENS:
-            continue
-        # Before Python 3.12, an f-string is one token, with the names of its fields.
-        words = FIELD.sub("", token.string) if F_STRING.match(token.string) else token.string
+    for line, words in texts(text):
         # A string that is one word is a name: of an attribute, an option or a key.
-        if not NAME.fullmatch(words.strip("\"'frbFRB")):
-            yield from banned_words(path, token.start[0], words, rules)
+        if not NAME.fullmatch(words.replace("{}", "")):
+            yield from banned_words(path, line, words, rules)
     for line, docstring in docstrings(ast.parse(text)):
         first = re.match(r"[A-Za-z]*", docstring)
         if first and first[0] in rules.openings:
@@ -126,7 +150,7 @@ def check_markdown(path: Path, text: str, rules: Rules, words: bool = True) -> I
         elif not in_code:
             if len(URL.sub("", line)) > rules.width and not line.lstrip().startswith("|"):
                 yield Problem(path, number, f"got {len(line)} columns, expected at most {rules.width}; break the line")
-            prose.append(INLINE_CODE.sub("", line))
+            prose.append(QUOTE.sub("", INLINE_CODE.sub("", line)))
             continue
         # Lines of code stay as empty lines, so that the numbers of lines are right.
         prose.append("")

@@ -35,6 +35,9 @@ def markdown(text: str) -> list[tuple[int, str]]:
         ('raise ValueError("take the Short way")\n', 1),
         ('b = 2\nraise ValueError(f"the short way {b}")\n', 2),
         ('"""A module.\n\nIt takes the short\nway.\n"""\n', 3),
+        ("a = 1\n\n# the short\n# way\n", 3),
+        ('raise ValueError(\n    "take the short "\n    "way"\n)\n', 2),
+        ('raise ValueError(\n    f"{b} takes the short "  # a comment\n    f"way of {b}"\n)\n', 2),
     ],
 )
 def test_banned_words_in_python(text: str, line: int) -> None:
@@ -69,6 +72,11 @@ def test_markdown_words() -> None:
     page = "`the short way`\n\n```text\nthe short way\n```\n\nthe short\nway\n"
     ((line, _),) = markdown(page)
     assert line == 7
+
+
+def test_phrases_across_lines_of_a_quotation_and_of_a_list() -> None:
+    assert [line for line, _ in markdown("> the short\n> way\n\n- the short\n  way\n")] == [1, 4]
+    assert markdown("- it is short\n- way\n") == []
 
 
 def test_main(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
