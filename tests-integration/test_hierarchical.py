@@ -330,9 +330,17 @@ def lose_a_rank_of_the_world() -> list[str]:
 def test_errors_of_steps_have_the_remedy_of_the_whole_group(backend: str) -> None:
     outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, lose_a_rank_of_the_world, timeout_s=120)
     for outcome in outcomes[:3]:
-        for text in outcome.value:
+        first, second = outcome.value
+        for text in (first, second):
             assert text.count("init_distributed() again") == 1, text
             assert "destroy_process_group(group)" not in text
+        # The group of the call comes before that of the step.
+        assert first.startswith(
+            "all_reduce on the group of ranks [0, 1, 2, 3] failed in a step: all_reduce on the group"
+        )
+        assert second.startswith(
+            "all_reduce: the group of ranks [0, 1, 2, 3] failed earlier (all_reduce: all_reduce on"
+        )
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared memory"])

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommError
-from comm_utils.group_names import name_of
+from comm_utils.group_names import group_text, name_of
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.torch_support.failures import is_interruption
 from comm_utils.torch_support.remedies import without_remedy
@@ -79,6 +79,8 @@ def _failed(
     if isinstance(error, CommError):
         failure, text = error, str(error).partition(". The group cannot be used any more")[0]
         gave_up, reason = text, f"{call}: {without_remedy(error)}"
+        if made and not names:  # the user knows the group of the call alone
+            error.args = (f"{call} on {_text(backend, group)} failed in a step: {error}",)
     else:
         text = f"{what} raised {type(error).__name__}: {error}"
         gave_up, reason = f"{call}, as {text}", f"{call}: {text}"
@@ -94,6 +96,11 @@ def _failed(
         trouble = Trouble(CollectiveMismatchError, f"rank {rank} gave up in {gave_up}", (rank,))
     WATCH.tell(_name(backend, group), failure, trouble)
     return failure
+
+
+def _text(backend: Backend, group: ProcessGroup | None) -> str:
+    whole = backend.get_world_group() if group is None else group
+    return group_text(backend.get_process_group_ranks(whole), getattr(whole, "group_desc", ""))
 
 
 def _name(backend: Backend, group: ProcessGroup | None) -> str:
