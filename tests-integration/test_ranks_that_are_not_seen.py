@@ -6,16 +6,18 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_collectives.compression.block_codecs import Integer
 from comm_orchestrator import selector
 from comm_utils.errors import CommError
 from comm_utils.rank_processes import PROCESSES
-from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,45 @@ def test_a_rank_that_was_killed_is_named_with_its_process(tmp_path: Any, backend
         assert re.search(rf"\b{victim} \(pid \d+ on {re.escape(os.uname().nodename)}", outcomes[rank].message)
     said = [outcomes[rank].message for rank in {0, 1, 2} - {victim}]
     assert any(re.search(rf"(its process|the process of rank {victim}) has ended", one) for one in said), said
+
+
+class Leaving(Integer):
+    """Raises on rank 2, at the second piece that it encodes: as Ctrl-C, or a codec that ends the program."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__(8)
+        self._error, self._pieces = error, 0
+
+    def encode(self, *args: Any, **kwargs: Any) -> None:
+        self._pieces += 1
+        if self._pieces == 2 and dist.get_rank() == 2:
+            raise self._error
+        super().encode(*args, **kwargs)
+
+
+def leave_between_exchanges(error: type[BaseException], folder: str) -> str:
+    rank, compression = _start("gloo", folder), dist.Compression("int8")
+    compression.codec = Leaving(error)
+    try:
+        dist.all_reduce(torch.ones(3_000_000), compression=compression)
+    except (CommError, error) as raised:
+        (Path(folder) / f"raised {rank}").touch()
+        end = time.monotonic() + 60 * patience()
+        while len(list(Path(folder).glob("raised *"))) < 3 and time.monotonic() < end:  # its end would tell the others
+            time.sleep(0.01)
+        return f"{type(raised).__name__}: {raised}"
+    return ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_rank_that_is_interrupted_between_exchanges_is_named_before_the_timeout(
+    tmp_path: Any, error: type[BaseException]
+) -> None:
+    said = run_ranks(leave_between_exchanges, 3, error, str(tmp_path))
+    by = "SIGINT" if error is KeyboardInterrupt else "SystemExit"
+    for rank in (0, 1):
+        assert said[rank].startswith("PeerLostError: all_reduce on the group of ranks [0, 1, 2] lost a peer"), said
+        assert re.search(rf"rank 2 \(pid \d+ on .*\) was interrupted \({by}\) in all_reduce", said[rank]), said
 
 
 def miss_group(folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import TypeAlias
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
@@ -45,17 +46,24 @@ class WaitingCalls:
     Args:
         broken: the groups that are in trouble already.
         failing: the groups in which another rank has raised.
+        left: the groups in which a rank of another host makes no more calls, and why.
     """
 
     def __init__(
-        self, view: WorldView, broken: Container[str], settings: WatchSettings, failing: Container[str] = frozenset()
+        self,
+        view: WorldView,
+        broken: Container[str],
+        settings: WatchSettings,
+        failing: Container[str] = frozenset(),
+        left: Mapping[str, Trouble] = MappingProxyType({}),
     ) -> None:
-        self._view, self._broken, self._settings, self._failing = view, broken, settings, failing
+        self._view, self._broken, self._settings, self._failing, self._left = view, broken, settings, failing, left
         self._warned: set[tuple[int, int]] = set()
         self._looks: dict[tuple[int, int], float] = {}
         # When each call was first seen as one that somebody waits for.
         self._waited_ns: dict[tuple[int, int], int] = {}
         self._missed_at: dict[str, float] = {}
+        self._left_at: dict[str, float] = {}
 
     def look(self, calls: Sequence[Call]) -> Iterator[tuple[str, Trouble]]:
         """Yield the groups that cannot go on; warn of calls that take long.
@@ -85,6 +93,10 @@ class WaitingCalls:
             ended = []  # one that lives may still send
         if ended and group.name not in self._broken:
             yield from self._missed(group, ended, snapshots)
+        if group.name in self._left and group.name not in self._broken and not call.is_message:
+            since = self._left_at.setdefault(group.name, time.monotonic())
+            if time.monotonic() - since >= _GRACE_S:
+                yield group.name, self._left[group.name]
         if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
             yield from self._look_at_order(call, snapshots())
         if group.name not in self._broken and self._is_overdue(call):

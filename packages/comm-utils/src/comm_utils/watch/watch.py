@@ -102,6 +102,8 @@ class Watch:
         self._troubles: dict[str, Trouble] = {}
         # Failures of other ranks that their library makes known; not oneCCL.
         self._failures_elsewhere: dict[str, Trouble] = {}
+        # Of ranks of other hosts that were interrupted: they make no other call on the group.
+        self._left: dict[str, Trouble] = {}
         # The first failure of another rank, by group, also of groups that this rank has not come to yet.
         self._given_up: dict[str, Trouble] = {}
         self._steps = Steps()
@@ -136,7 +138,7 @@ class Watch:
             return
         self._looks = _Looks(
             OpenCalls(own),
-            WaitingCalls(view, self._troubles, self.settings, self._failures_elsewhere),
+            WaitingCalls(view, self._troubles, self.settings, self._failures_elsewhere, self._left),
             CallComparison(view, own, self._troubles, self._unraised.raised),
             MessageComparison(view, own, self._troubles),
         )
@@ -376,6 +378,8 @@ class Watch:
         if self._observer is not None:
             for group, error, text in self._observer.notices():
                 self._heard(group, error, text)
+                if error == BrokenGroupError.__name__:
+                    self._left.setdefault(group, Trouble(PeerLostError, text))
             for group, trouble in self._observer.found():
                 self._found(group, trouble)
         self._unraised.log(self._view.rank, {call.group.name for call in waiting})
