@@ -25,12 +25,13 @@ from torch.distributed import TCPStore
 
 import comm_config
 import comm_orchestrator as dist
+from comm_backend_torch import provider
 from comm_orchestrator import devices
 from comm_orchestrator.rendezvous import join, store
 from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils import threads
-from comm_utils.testing import RankPool, patience, per_rank
+from comm_utils.testing import RankPool, patience, per_rank, run_ranks
 
 Pools = Callable[[int], RankPool]
 
@@ -636,3 +637,31 @@ def test_a_query_of_a_url_that_is_refused(
     url = f"tcp://127.0.0.1:{free_port}?{query}"
     (found,) = bare_pools(1).run(attempt, {}, init_method=url, **arguments)
     assert found.text.startswith(text)
+
+
+def gives_up_in_its_backend(error: type[BaseException], folder: str) -> str:
+    """Rank 2 raises in ``initialize()`` of its backend, before it makes the world."""
+    rank = int(os.environ["RANK"])
+
+    def initialize(setup: Any) -> Any:
+        raise error("no device")
+
+    if rank == 2:
+        provider.initialize = initialize
+    with pytest.raises((dist.CommError, error)) as caught:
+        dist.init_distributed("gloo", timeout=60, verbose=False)
+    (Path(folder) / str(rank)).touch()
+    end = time.monotonic() + 60
+    while len(os.listdir(folder)) < 3 and time.monotonic() < end:  # its end would tell the others
+        time.sleep(0.01)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_rank_whose_backend_raises_before_it_makes_the_world_is_named(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    *others, own = run_ranks(gives_up_in_its_backend, 3, error, str(tmp_path))
+    assert own == f"{error.__name__}: no device"
+    said = f"rank 2 gave up before it made the world: {error.__name__}: no device"
+    assert others == [f"PeerLostError: init_distributed on rank {rank}: {said}" for rank in (0, 1)]

@@ -13,6 +13,7 @@ from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, Backend
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
 from comm_utils.plugins import by_name, entry_points, let_signals_through, load, said_twice
+from comm_utils.world_agreement import leave_world
 
 __all__ = [
     "COMMON_BACKENDS",
@@ -302,7 +303,8 @@ def _started(provider: BackendProvider, setup: Setup, name: str) -> Backend:
     existed = c10d.is_initialized()
     try:
         return _checked(provider.initialize(setup), name)
-    except BaseException:
+    except BaseException as error:
+        leave_world(setup, error)
         if c10d.is_initialized() and not existed:  # a later call would adopt it
             c10d.destroy_process_group()
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -16,15 +16,18 @@ from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place, Reports, in_thread, spans_hosts
 from comm_utils.torch_support.failures import classify
-from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys
+from comm_utils.torch_support.store_waits import StoreWait, await_keys, delete_read_keys
 from comm_utils.watch.watch import WATCH
+from comm_utils.world_agreement import LEFT
 
 __all__ = ["agree", "make_with_gloo"]
 
 T = TypeVar("T")
 
 # What a rank says first: it can go on; it could, and has left since.
-_READY, _LEFT = "ready ", "left "
+_READY, _LEFT = "ready ", LEFT
+# A rank that waits in the store reads it within so long.
+_READ_S = 3.0
 # What a rank gives as a reason, in a store in which others may write as well.
 _MOST_REASON_BYTES = 1000
 
@@ -69,8 +72,11 @@ def agree(
         with suppress(RuntimeError):
             store.set(keys[rank], f"{_LEFT}rank {rank} {what} in {wait.call} before all had come")
         raise
-    places = {}
-    for one, value in zip(ranks, store.multi_get(list(keys.values())), strict=True):
+    places, values = {}, store.multi_get(list(keys.values()))
+    come = [one for one, value in zip(ranks, values, strict=True) if value.startswith(_READY.encode())]
+    if wait.is_alone and len(come) < len(ranks):
+        _let_others_read(store, key, rank, come)
+    for one, value in zip(ranks, values, strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if said.startswith(_LEFT):
             wait.look()  # raises why it has, where that is known
@@ -80,6 +86,14 @@ def agree(
         places[one] = Place.decoded(said.removeprefix(_READY))
     delete_read_keys(store, list(keys.values()), f"{key}/read", len(ranks))
     return places
+
+
+def _let_others_read(store: BoundedStore, key: str, rank: int, readers: Sequence[int]) -> None:
+    """Keep the store of a start, which rank 0 may serve, until ``readers`` have read why the group is not made."""
+    with suppress(RuntimeError):
+        store.set(f"{key}/heard/{rank}", "")
+        if rank == 0:
+            await_keys(store, [f"{key}/heard/{one}" for one in readers], _READ_S, lambda: None)
 
 
 def _await_members(store: BoundedStore, keys: Mapping[int, str], wait: StoreWait, rank: int, limit: timedelta) -> None:

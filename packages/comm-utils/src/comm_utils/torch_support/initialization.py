@@ -27,6 +27,7 @@ from comm_utils.torch_support.group_agreement import make_with_gloo
 from comm_utils.torch_support.store_waits import StoreWait
 from comm_utils.watch.uncaught import put_back_hook
 from comm_utils.watch.watch import WATCH
+from comm_utils.world_agreement import WORLD
 
 __all__ = [
     "availability",
@@ -178,7 +179,7 @@ def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     wait = StoreWait(call, "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
     bounded = BoundedStore(setup.store, f"{call}: rank {setup.rank}", limit.total_seconds())
     return make_with_gloo(
-        bounded, "comm-world", wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
+        bounded, WORLD, wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
     )
 
 
