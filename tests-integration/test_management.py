@@ -629,6 +629,13 @@ def another_function() -> None:
     dist.all_reduce(torch.ones(4))
 
 
+def wrapped_function() -> None:
+    """Call in ways that leave frames of other packages between this function and the call."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(dist.all_reduce, torch.ones(4))
+    dist.reduce_scatter_coalesced([torch.ones(4)])
+
+
 def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
     with observing(prof_all=False, prof_ops=["broadcast"]):
         dist.all_reduce(torch.ones(4))
@@ -644,6 +651,7 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
         some_function()
         another_function()
         another_function()
+        wrapped_function()
         callers = [(name.partition(" | ")[2], sizes[16]["count"]) for name, sizes in recorded().items()]
         assert dist.get_logged_comm_ops() == sorted(recorded())
     with observing(verbose=True), logged() as log:
@@ -654,7 +662,12 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
 def test_settings_of_the_logger(pools: Pools) -> None:
     for chosen, callers, lines in pools(2).run(run_settings):
         assert chosen == ["broadcast", "chosen", "mine", "reduce_scatter_tensor"]
-        assert callers == [("[Caller Func: another_function]", 2), ("[Caller Func: some_function]", 1)]
+        assert callers == [
+            ("[Caller Func: another_function]", 2),
+            ("[Caller Func: some_function]", 1),
+            ("[Caller Func: wrapped_function]", 1),
+            ("[Caller Func: wrapped_function]", 1),
+        ]
         (line,) = lines
         assert line.startswith("all_reduce | size: 16 B | time: ")
         assert "algbw: " in line

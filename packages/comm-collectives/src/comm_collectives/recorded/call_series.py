@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +14,7 @@ from comm_collectives.recorded.work import Like
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend
+from comm_utils.flight_recorder.call_sites import line_of_program
 from comm_utils.group_names import name_of
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import Operation
@@ -27,7 +27,6 @@ __all__ = ["ANYBODY", "NO_ROOT", "CallSeries"]
 NO_ROOT: tuple[int | None, int | None] = (None, None)
 #: The source of a message from any source.
 ANYBODY: tuple[int | None, int | None] = (None, -1)
-_PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
 # So many different calls are remembered before all are forgotten.
 _MOST_KNOWN = 4096
 
@@ -163,13 +162,5 @@ def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
 
 
 def _caller() -> str:
-    """Return the first function up the stack that is not ours."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _package(frame.f_globals) in _PACKAGES:
-        frame = frame.f_back
-    return frame.f_code.co_name
-
-
-def _package(names: dict[str, Any]) -> str:
-    # The heads of the collectives are in a package and in no module.
-    return str(names.get("__name__") or names.get("__package__") or "").split(".")[0]
+    """Return the innermost function of the program, as the lines of other records name it."""
+    return line_of_program().rpartition(" ")[2]
