@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.kernels import CollectingPaths, PathsByKey, PlainBatch, SizesOfDtype
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support import plain_tensors as plain_predicates
 from comm_utils.torch_support.flattening import count_versions
+from comm_utils.torch_support.plain_tensors import PlainTensors
 
 __all__ = [
     "collecting_path",
@@ -195,7 +198,13 @@ def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     """Return whether native code may take the address of ``tensor`` for that of so many elements."""
     if tensor.numel() == 0:  # whose address nothing reads
         return type(tensor) is torch.Tensor and tensor.dtype is dtype and tensor.device.type == "cpu"
-    return native_module.plain_tensor(tensor) == DTYPES[dtype]
+    return _are_plain(dtype)([tensor])
+
+
+@cache
+def _are_plain(dtype: torch.dtype) -> PlainTensors:
+    # In Python with a torch whose tensors native code cannot read, before 2.10.
+    return plain_predicates.plain_tensors("cpu", (dtype,), inference=True)
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:
