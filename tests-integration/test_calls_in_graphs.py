@@ -297,6 +297,9 @@ def exported() -> None:
     dist.destroy_process_group(group)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="torch 2.6 exports no program with a tensor of a module"
+)
 def test_an_exported_program_communicates_in_the_default_group_alone(pools: Pools) -> None:
     pools(2).run(exported, timeout_s=120)
 

@@ -76,6 +76,9 @@ def test_it_works_without_another_backend(env: dict[str, str]) -> None:
 def hide_orchestrator() -> None:
     """Let this package be alone where all are installed, too."""
     sys.path[:] = [path for path in sys.path if not (Path(path) / "comm_orchestrator").is_dir()]
+    # This process may be forked from one that has imported it.
+    for name in [one for one in sys.modules if one.partition(".")[0] == "comm_orchestrator"]:
+        del sys.modules[name]
     assert importlib.util.find_spec("comm_orchestrator") is None
 
 

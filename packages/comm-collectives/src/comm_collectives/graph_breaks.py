@@ -86,7 +86,7 @@ def _plan(
             if not (group is None or isinstance(group, ProcessGroup)) or is_coalescing():
                 return "", "", "", ""
             # A saved program would communicate in whichever group has the same token in the process that loads it.
-            if group is not None and torch.compiler._is_exporting_flag:
+            if group is not None and getattr(torch.compiler, "_is_exporting_flag", False):  # since torch 2.7
                 return "", "", "", ""
             define()
             return "operator", name, token_of(group), traced_line()
