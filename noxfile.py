@@ -196,6 +196,7 @@ NEWEST_TESTS = [
             "init_distributed",
             "interoperability",
             "management",
+            "point_to_point",
         )
     ),
 ]
