@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import Store
 
 import comm_orchestrator as dist
 from comm_utils.errors import CommError
@@ -25,6 +26,9 @@ from comm_utils.torch_support.connecting import Place
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
 TIMEOUT_S = 30
+NEEDS_CONNECTIONS = pytest.mark.skipif(
+    not hasattr(Store, "clone"), reason="needs a second connection to the store, of torch 2.8"
+)
 
 
 def leaves(backend: str) -> tuple[str, str, float]:
@@ -472,6 +476,7 @@ def gives_up_while_a_group_is_connected(error: type[BaseException], hosts: bool,
     return f"{type(caught.value).__name__}: {caught.value}", float(tensor[0])
 
 
+@NEEDS_CONNECTIONS
 @pytest.mark.parametrize("hosts", [False, True], ids=["one host", "several hosts"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_rank_that_gives_up_while_a_group_is_connected_is_named_and_the_world_can_be_used(
@@ -482,3 +487,36 @@ def test_a_rank_that_gives_up_while_a_group_is_connected_is_named_and_the_world_
     said = f"rank 2 gave up: {error.__name__}: out of luck [reported by rank 2]"
     for rank in (0, 1):
         assert found[rank] == (f"PeerLostError: new_group on rank {rank}: {said}", 3.0)
+
+
+def makes_groups_beside_an_abandoned_one(folder: str) -> tuple[int, int]:
+    """Rank 1 raises when both have come; return what five groups more cost, and five after that, in descriptors."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    first = dist.new_group([0, 1])
+    rank, agree = dist.get_rank(), group_agreement.agree
+
+    def agree_and_raise(*args: Any) -> Any:
+        agree(*args)
+        raise RuntimeError("out of luck")
+
+    if rank == 1:
+        group_agreement.agree = agree_and_raise
+    with pytest.raises(RuntimeError):
+        dist.new_group([0, 1], timeout=600)
+    group_agreement.agree = agree
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "01")
+    counts = [len(os.listdir("/proc/self/fd"))]
+    for _ in range(2):
+        groups = [dist.new_group([0, 1], timeout=TIMEOUT_S) for _ in range(5)]
+        counts.append(len(os.listdir("/proc/self/fd")))
+    dist.monitored_barrier(group=first)
+    dist.monitored_barrier(group=groups[0])
+    return counts[1] - counts[0], counts[2] - counts[1]
+
+
+@NEEDS_CONNECTIONS
+def test_groups_made_beside_an_abandoned_one_cost_no_more_connections_than_on_other_ranks(tmp_path: Path) -> None:
+    of_waiting, of_raising = run_ranks(makes_groups_beside_an_abandoned_one, 2, str(tmp_path), timeout_s=90)
+    assert of_waiting[0] <= of_raising[0] + 1
+    assert of_waiting[1] == of_raising[1]

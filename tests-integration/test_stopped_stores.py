@@ -10,10 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import Store
 
 import comm_orchestrator as dist
 from comm_utils.errors import CommError, CommTimeoutError
-from comm_utils.testing import run_ranks
+from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
+from comm_utils.torch_support import group_agreement
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.store_waits import StoreWait, answers
 
@@ -53,6 +55,48 @@ def _await(*paths: Path) -> None:
 def test_calls_in_a_stopped_store_end(backend: str, tmp_path: Path) -> None:
     """TCPStore waits for an answer without a limit."""
     run_ranks(outlasts_a_stopped_store, 3, backend, str(tmp_path))
+
+
+def loses_the_store_while_a_group_is_connected(folder: str) -> tuple[str, float]:
+    """Rank 0, which has the store, is stopped when it has come; return the error of rank 1, and how long it waited."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    pids: list[Any] = [os.getpid()]
+    dist.broadcast_object_list(pids, src=0)
+    rank, first, here, agree = dist.get_rank(), psutil.Process(pids[0]), Path(folder), group_agreement.agree
+
+    def agree_and_stop(*args: Any) -> Any:
+        places = agree(*args)
+        if rank == 0:
+            _await(here / "1 has come")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            raise RuntimeError("went on")
+        else:
+            (here / "1 has come").touch()
+            while first.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.02)
+        return places
+
+    group_agreement.agree = agree_and_stop
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="went on"):
+            dist.new_group([0, 1], timeout=1)
+        return "", 0.0
+    try:
+        with pytest.raises(CommError) as caught:
+            dist.new_group([0, 1], timeout=1)
+        return str(caught.value), time.monotonic() - begin
+    finally:
+        first.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.skipif(not hasattr(Store, "clone"), reason="needs a second connection to the store, of torch 2.8")
+def test_a_store_that_is_stopped_while_a_group_is_connected_does_not_keep_the_others(tmp_path: Path) -> None:
+    outcomes = run_ranks_outcomes(loses_the_store_while_a_group_is_connected, 2, str(tmp_path), timeout_s=60)
+    text, seconds = outcomes[1].value
+    assert "new_group on rank 1: the store of the world at " in text, text
+    assert "does not answer" in text
+    assert seconds < 6 * patience()
 
 
 def waits_longer_than_the_holder_of_the_store(folder: str, call: str) -> str:

@@ -47,6 +47,7 @@ class BoundedStore:
         self.unbounded = store
         self._who, self._end = who, time.monotonic() + limit_s
         self._is_silent = False
+        self._other: BoundedStore | None = None
 
     def _ask(self, question: Callable[[], _T]) -> _T:
         if not self._is_silent:
@@ -107,13 +108,23 @@ class BoundedStore:
         return self._ask(lambda: bool(self.unbounded.delete_key(key)))
 
     def with_own_connection(self) -> BoundedStore:
-        """Return a store with a connection of its own, for the same call; this one where there can be none."""
+        """Return a store with a connection of its own, for the same call; this one where there can be none.
+
+        It is opened once. Stores of torch before 2.8 open none.
+
+        Raises:
+            CommTimeoutError: the store does not answer.
+        """
         store: Any = self.unbounded
-        try:
-            other = self._ask(store.clone)
-        except (AttributeError, RuntimeError):
-            return self
-        return BoundedStore(other, self._who, self._end - time.monotonic())
+        if self._other is None:
+            try:
+                other = self._ask(store.clone)
+            except CommTimeoutError:
+                raise
+            except (AttributeError, RuntimeError):
+                return self
+            self._other = BoundedStore(other, self._who, self._end - time.monotonic())
+        return self._other
 
 
 def tcp_store_below(store: Store) -> TCPStore | None:

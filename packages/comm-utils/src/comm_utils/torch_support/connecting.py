@@ -24,7 +24,7 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
-__all__ = ["Connecting", "Place", "Reports", "in_thread", "is_still_connecting", "spans_hosts"]
+__all__ = ["Connecting", "Place", "Reports", "abandoned", "in_thread", "is_still_connecting", "spans_hosts"]
 
 T = TypeVar("T")
 
@@ -79,7 +79,12 @@ class Place:
 
 def is_still_connecting(library: str) -> bool:
     """Return whether ``library`` still waits for the connections of an attempt that was given up."""
-    return any(thread.name == _THREAD + library for thread in threading.enumerate())
+    return bool(abandoned(library))
+
+
+def abandoned(library: str) -> list[threading.Thread]:
+    """Return the threads in which ``library`` still waits for the connections of attempts that were given up."""
+    return [thread for thread in threading.enumerate() if thread.name == _THREAD + library]
 
 
 def spans_hosts(places: Sequence[Place]) -> bool:

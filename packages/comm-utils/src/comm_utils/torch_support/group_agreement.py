@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 from typing import TypeVar
 
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
@@ -138,10 +137,8 @@ def make_with_gloo(
     """
     who, limit_s, connected = f"{wait.call} on rank {rank}", limit.total_seconds(), f"{key}/connected"
 
-    @cache
-    def own_connection() -> BoundedStore:
-        # gloo waits in the store, and nobody else can use the connection in which it does.
-        return store.with_own_connection()
+    # gloo waits in the store, and nobody else can use the connection in which it does.
+    own_connection = store.with_own_connection
 
     def look() -> None:
         wait.look()
@@ -157,8 +154,10 @@ def make_with_gloo(
         return connecting.run(make, discard, wait.look)
     except BaseException as error:
         # Where gloo reports the loss of a peer, the others have an error of their own.
-        if not isinstance(error, CommError) and classify(error) is None and own_connection() is not store:
-            Reports(own_connection(), connected, who, rank).tell_of(error)
+        if not isinstance(error, CommError) and classify(error) is None:
+            with suppress(CommTimeoutError):  # the store does not answer
+                if own_connection() is not store:
+                    Reports(own_connection(), connected, who, rank).tell_of(error)
         raise
     finally:
         listener.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as c10d
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import PrefixStore, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils import standard_descriptors
@@ -21,7 +21,7 @@ from comm_utils.group_names import listed
 from comm_utils.process_limits import lack_of_threads
 from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import is_still_connecting
+from comm_utils.torch_support.connecting import abandoned
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import device_libraries, gloo_refusal
@@ -75,8 +75,10 @@ class GroupMaker:
     def __init__(self) -> None:
         # Of making a group, by its name, which is free again after a refusal.
         self._attempts: Counter[str] = Counter()
-        # Of the world and its groups, where others have taken their places: one may serve all ranks.
+        # Of the world, where others have taken their places: one may serve all ranks.
         self._replaced: list[Store] = []
+        # Threads of gloo that wait in them.
+        self._abandoned: WeakSet[threading.Thread] = WeakSet()
 
     def make(
         self,
@@ -141,18 +143,34 @@ class GroupMaker:
                 f"and as often with these ranks [{summarize(error)}]"
             ) from error
         finally:
-            if is_still_connecting("gloo"):
-                self._renew_connections()
             RECORDER.end_group(making_of(planned.name))
             own_turn.release()
 
-    def _renew_connections(self) -> None:
-        """Give the groups connections to the store other than the one in which a thread of gloo waits in vain."""
+    def _leave_connection(self, store: BoundedStore) -> None:
+        """Have the groups use the connection of the failed attempt where a thread of gloo waits in that of the world.
+
+        Args:
+            store: the world's. The attempt has asked the others in its own connection, so no other one is opened.
+        """
+        new = set(abandoned("gloo")).difference(self._abandoned)
+        try:
+            other = store.with_own_connection() if new else store
+        except CommTimeoutError:  # the store does not answer in another one either
+            return
+        if other is store:
+            return
+        self._abandoned.update(new)
+        self._replaced.append(store.unbounded)
         groups: dict[Any, tuple[str, Any]] = internals._world.pg_map
-        for group, (library, store) in list(groups.items()):
-            with suppress(AttributeError, RuntimeError):  # not every store, and no old torch, opens another one
-                groups[group] = library, store.clone()
-                self._replaced.append(store)
+        for group, (library, one) in list(groups.items()):
+            if one is store.unbounded:
+                renewed = other.unbounded
+            elif isinstance(one, PrefixStore) and one.underlying_store is store.unbounded:
+                renewed = PrefixStore(f"{group.group_name}/", other.unbounded)  # as torch does
+            else:
+                continue
+            if group in groups:  # another thread may destroy it
+                groups[group] = library, renewed
 
     def _with_members(
         self,
@@ -170,7 +188,11 @@ class GroupMaker:
         if "ccl" in device_libraries(library).values():  # its members connect in their own way
             agree(store, key, wait, rank, refusal, limit)
             return create()
-        made = make_with_gloo(store, key, wait, rank, refusal, limit, create, c10d.destroy_process_group)
+        try:
+            made = make_with_gloo(store, key, wait, rank, refusal, limit, create, c10d.destroy_process_group)
+        except BaseException:
+            self._leave_connection(store)
+            raise
         addresses = [f"{made.group_name}//cpu//0/{one}" for one in range(len(group.ranks))]  # where gloo puts them
         delete_read_keys(store, addresses, f"{key}/connected-all", len(group.ranks))
         return made
