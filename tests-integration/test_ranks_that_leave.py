@@ -23,6 +23,7 @@ from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 from comm_utils.torch_support import group_agreement, group_creation
 from comm_utils.torch_support.connecting import Place
+from comm_utils.torch_support.store_waits import StoreWait
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
 TIMEOUT_S = 30
@@ -451,7 +452,9 @@ def test_a_rank_that_is_killed_while_a_group_is_connected_is_named_long_before_t
         assert seconds < 4 * patience()
 
 
-def gives_up_while_a_group_is_connected(error: type[BaseException], hosts: bool, folder: str) -> tuple[str, float]:
+def gives_up_while_a_group_is_connected(
+    error: BaseException, handled: bool, hosts: bool, folder: str
+) -> tuple[str, float]:
     """Rank 2 raises when all ranks have come to make a group; return the error, and a sum on the group made then."""
     dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
     dist.barrier()
@@ -461,12 +464,24 @@ def gives_up_while_a_group_is_connected(error: type[BaseException], hosts: bool,
         Place.of_this_process = staticmethod(lambda address: replace(here, address=address))  # type: ignore[method-assign]
 
     def agree_and_raise(*args: Any) -> Any:
-        agree(*args)
-        raise error("out of luck")
+        places = agree(*args)
+        if rank == 1:
+            await_files(folder, "2")
+            return places
+        if not handled:
+            raise error
+        signal.signal(signal.SIGALRM, raise_it)
+        StoreWait.look = lambda _: signal.raise_signal(signal.SIGALRM)  # type: ignore[method-assign]
+        return places
 
-    if rank == 2:
+    def raise_it(*_: object) -> None:
+        StoreWait.look = look  # type: ignore[method-assign]
+        raise error
+
+    look = StoreWait.look
+    if rank == 2 or (rank == 1 and handled):  # gloo waits for rank 1 while the signal comes
         group_agreement.agree = agree_and_raise
-    with pytest.raises((CommError, error)) as caught:
+    with pytest.raises((CommError, type(error))) as caught:
         dist.new_group([0, 1, 2], timeout=600)
     group_agreement.agree = agree
     (Path(folder) / str(rank)).touch()
@@ -477,14 +492,24 @@ def gives_up_while_a_group_is_connected(error: type[BaseException], hosts: bool,
 
 
 @NEEDS_CONNECTIONS
-@pytest.mark.parametrize("hosts", [False, True], ids=["one host", "several hosts"])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("error", "handled", "hosts"),
+    [
+        pytest.param(RuntimeError("out of luck"), False, False, id="one host"),
+        pytest.param(RuntimeError("out of luck"), False, True, id="several hosts"),
+        pytest.param(KeyboardInterrupt("out of luck"), False, False, id="KeyboardInterrupt on one host"),
+        pytest.param(KeyboardInterrupt("out of luck"), False, True, id="KeyboardInterrupt on several hosts"),
+        pytest.param(TimeoutError("the step timed out"), False, False, id="TimeoutError on one host"),
+        pytest.param(TimeoutError("the step timed out"), True, True, id="TimeoutError of a handler on several hosts"),
+    ],
+)
 def test_a_rank_that_gives_up_while_a_group_is_connected_is_named_and_the_world_can_be_used(
-    tmp_path: Path, error: type[BaseException], hosts: bool
+    tmp_path: Path, error: BaseException, handled: bool, hosts: bool
 ) -> None:
-    found = run_ranks(gives_up_while_a_group_is_connected, 3, error, hosts, str(tmp_path), timeout_s=90)
-    assert found[2] == (f"{error.__name__}: out of luck", 3.0)
-    said = f"rank 2 gave up: {error.__name__}: out of luck [reported by rank 2]"
+    found = run_ranks(gives_up_while_a_group_is_connected, 3, error, handled, hosts, str(tmp_path), timeout_s=90)
+    text = f"{type(error).__name__}: {error}"
+    assert found[2] == (text, 3.0)
+    said = f"rank 2 gave up: {text} [reported by rank 2]"
     for rank in (0, 1):
         assert found[rank] == (f"PeerLostError: new_group on rank {rank}: {said}", 3.0)
 

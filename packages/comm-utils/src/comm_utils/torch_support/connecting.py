@@ -21,7 +21,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.host_identity import host_identity, host_name
 from comm_utils.reachability import unreachable
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.failures import classify, is_exhausted, summarize
+from comm_utils.torch_support.failures import classify, is_exhausted, is_interruption, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
 __all__ = ["Connecting", "Place", "Reports", "abandoned", "in_thread", "is_still_connecting", "spans_hosts"]
@@ -289,7 +289,8 @@ class Connecting:
         """Tell the others why this rank is not connected with them; return the error to raise here."""
         if isinstance(error, _ReportedError):
             return error.kind(str(error))
-        if not isinstance(error, (CommError, RuntimeError, OSError)) or is_exhausted(error):
+        is_other = not isinstance(error, (CommError, RuntimeError, OSError)) or is_interruption(error)
+        if is_other or is_exhausted(error):
             self._reports.tell_of(error)
             return error
         if not isinstance(error, CommError) and not answers(self._store):

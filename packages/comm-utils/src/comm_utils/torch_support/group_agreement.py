@@ -8,13 +8,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
+from torch.distributed import DistError
+
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place, Reports, in_thread, spans_hosts
-from comm_utils.torch_support.failures import classify
+from comm_utils.torch_support.failures import classify, is_interruption
 from comm_utils.torch_support.store_waits import StoreWait, await_keys, delete_read_keys
 from comm_utils.watch.watch import WATCH
 from comm_utils.world_agreement import LEFT
@@ -145,16 +147,28 @@ def make_with_gloo(
         if own_connection() is not store:
             Reports(own_connection(), connected, who, rank).look()
 
+    of_gloo: list[Exception] = []
+
+    def connect() -> T:
+        try:
+            return make()
+        except Exception as error:
+            of_gloo.append(error)
+            raise
+
     listener = Listener(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip())
     try:
         places = agree(store, key, wait, rank, refusal, limit, Place.of_this_process(listener.address))
         if not spans_hosts(list(places.values())):
-            return make() if wait.is_alone else in_thread(make, discard, look, "gloo", needs_thread=False)
+            return make() if wait.is_alone else in_thread(connect, discard, look, "gloo", needs_thread=False)
         connecting = Connecting(own_connection(), connected, who, rank, places, "gloo", limit_s)
-        return connecting.run(make, discard, wait.look)
+        return connecting.run(connect, discard, wait.look)
     except BaseException as error:
-        # Where gloo reports the loss of a peer, the others have an error of their own.
-        if not isinstance(error, CommError) and classify(error) is None:
+        # Where gloo or the store reports a loss, the others have an error of their own.
+        is_common = isinstance(error, CommError) or (
+            (error in of_gloo or isinstance(error, DistError)) and classify(error) is not None
+        )
+        if is_interruption(error) or not is_common:
             with suppress(CommTimeoutError):  # the store does not answer
                 if own_connection() is not store:
                     Reports(own_connection(), connected, who, rank).tell_of(error)
