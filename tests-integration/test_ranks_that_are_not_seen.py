@@ -14,7 +14,9 @@ import torch
 
 import comm_orchestrator as dist
 from comm_collectives.compression.block_codecs import Integer
+from comm_collectives.failed_steps import breaking
 from comm_orchestrator import selector
+from comm_utils.active import active_backend
 from comm_utils.errors import CommError
 from comm_utils.rank_processes import PROCESSES
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
@@ -89,6 +91,39 @@ def test_a_rank_that_is_interrupted_between_exchanges_is_named_before_the_timeou
     for rank in (0, 1):
         assert said[rank].startswith("PeerLostError: all_reduce on the group of ranks [0, 1, 2] lost a peer"), said
         assert re.search(rf"rank 2 \(pid \d+ on .*\) was interrupted \({by}\) in all_reduce", said[rank]), said
+
+
+def leave_the_next_call(folder: str) -> tuple[float, str]:
+    """Rank 1 comes late to a call of which rank 2 does its part, before it is interrupted in the next one."""
+    rank, group = _start("gloo", folder), dist.new_group([0, 1, 2])
+    parts = [torch.zeros(4) for _ in range(3)] if rank == 0 else None
+    if rank == 2:
+        dist.gather(torch.ones(4), None, group=group)
+        with pytest.raises(KeyboardInterrupt), breaking("all_reduce", active_backend(), group):
+            raise KeyboardInterrupt
+        (Path(folder) / "left").touch()
+    elif rank == 1:
+        while not (Path(folder) / "left").exists():
+            time.sleep(0.01)
+        time.sleep(3)  # rank 0 has heard of it, and waits for longer than a second
+    if rank < 2:
+        dist.gather(torch.ones(4), parts, group=group)
+    said = ""
+    if rank == 0:
+        with pytest.raises(dist.PeerLostError) as caught:
+            dist.all_reduce(torch.ones(4), group=group)
+        said = str(caught.value)
+        (Path(folder) / "heard").touch()
+    end = time.monotonic() + 60 * patience()
+    while not (Path(folder) / "heard").exists() and time.monotonic() < end:  # an end would tell as well
+        time.sleep(0.01)
+    return sum(part.sum().item() for part in parts or ()), said
+
+
+def test_a_call_is_completed_of_which_a_rank_had_done_its_part_before_it_was_interrupted(tmp_path: Any) -> None:
+    found = run_ranks(leave_the_next_call, 3, str(tmp_path))
+    assert found[0][0] == 12.0
+    assert "was interrupted (SIGINT) in all_reduce" in found[0][1], found
 
 
 def miss_group(folder: str) -> None:

@@ -81,7 +81,7 @@ def _snapshots() -> Sequence[bytes]:
 
 def _notice(data: bytes) -> None:
     decode_answer(data)
-    "".join(decode_notice(data) or ()).encode()
+    "".join(map(str, decode_notice(data) or ())).encode()
 
 
 def _digests(data: bytes) -> None:
@@ -91,6 +91,8 @@ def _digests(data: bytes) -> None:
 DECODERS = (
     Decoder("ring", _read, (RingError,), _changes),
     Decoder("ring-snapshot", lambda data: _use(decode_snapshot(data)), (RingError,), _snapshots, "json"),
-    Decoder("notice", _notice, (), lambda: [b'{"group": "world", "error": "RuntimeError", "text": "no"}'], "json"),
+    Decoder(
+        "notice", _notice, (), lambda: [b'{"group": "world", "error": "RuntimeError", "text": "no", "last": 3}'], "json"
+    ),
     Decoder("digests", _digests, (), lambda: [b'{"world": [3, 18446744073709551615], "tp": [0, 1]}'], "json"),
 )

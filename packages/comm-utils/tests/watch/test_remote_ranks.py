@@ -18,7 +18,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.testing.ring import Ring
 from comm_utils.watch import Watch, remote_observer, remote_ranks
 from comm_utils.watch.causes import find_cause
-from comm_utils.watch.remote_ranks import RemoteRanks, decode_answer, encode_answer
+from comm_utils.watch.remote_ranks import Notice, RemoteRanks, decode_answer, encode_answer
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -177,9 +177,9 @@ def test_an_answer_says_which_questions_it_is_to() -> None:
 # --- notices
 
 
-def _heard(ranks: RemoteRanks) -> list[tuple[str, str, str]]:
+def _heard(ranks: RemoteRanks) -> list[Notice]:
     """Return what is heard in all looks until one hears nothing."""
-    found: list[tuple[str, str, str]] = []
+    found: list[Notice] = []
     while new := ranks.notices():
         found += new
     return found
@@ -187,11 +187,11 @@ def _heard(ranks: RemoteRanks) -> list[tuple[str, str, str]]:
 
 def test_notices_are_heard_however_many_there_were_before(box: Box) -> None:
     teller, hears = _ranks(box, 0), _ranks(box, 1)
-    said = [(f"group {number}", "PeerLostError", "rank 2 has ended") for number in range(1200)]
+    said = [Notice(f"group {number}", "PeerLostError", "rank 2 has ended") for number in range(1200)]
     for one in said:
         teller.tell(*one)
     assert _heard(hears) == said
-    last = "world", "CollectiveMismatchError", "the ranks' calls differ"
+    last = Notice("world", "BrokenGroupError", "rank 2 was interrupted", 7)
     teller.tell(*last)
     assert _heard(hears) == [last]
 
@@ -208,8 +208,8 @@ def test_few_members_tell_of_the_failure_of_their_group(box: Box) -> None:
         _ranks(box, rank).tell("world", "PeerLostError", f"rank 50 has ended, says rank {rank}")
     _ranks(box, 0).tell("world", "CollectiveMismatchError", "the ranks' calls differ")
     heard = _heard(_ranks(box, 60))
-    assert heard[0] == ("world", "PeerLostError", "rank 50 has ended, says rank 0")
-    assert heard[-1] == ("world", "CollectiveMismatchError", "the ranks' calls differ")
+    assert heard[0] == Notice("world", "PeerLostError", "rank 50 has ended, says rank 0")
+    assert heard[-1] == Notice("world", "CollectiveMismatchError", "the ranks' calls differ")
     assert len(heard) == remote_ranks._MOST_TELLERS + 1
 
 
@@ -221,12 +221,12 @@ def test_a_rank_that_ends_before_its_notice_is_written_hides_no_other(
         ending.setattr(box, "set", lambda *late: written.append(late))
         _ranks(box, 0).tell("late", "PeerLostError", "rank 3 has ended")
         _ranks(box, 0).tell("never", "PeerLostError", "rank 3 has ended")
-    said = [(f"group {number}", "PeerLostError", "rank 3 has ended") for number in range(4)]
+    said = [Notice(f"group {number}", "PeerLostError", "rank 3 has ended") for number in range(4)]
     for one in said:
         teller.tell(*one)
     assert _heard(hears) == said
     box.set(*written[0])
-    assert _heard(hears) == [("late", "PeerLostError", "rank 3 has ended")]
+    assert _heard(hears) == [Notice("late", "PeerLostError", "rank 3 has ended")]
     for _ in range(2 * remote_ranks._MOST_LOOKS):
         hears.notices()
     before = box.gets

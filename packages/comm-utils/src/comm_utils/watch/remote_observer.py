@@ -18,6 +18,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.flight_recorder.scanning import Mark, digests
 from comm_utils.log import logger
 from comm_utils.watch.comparison import differ_by, marks_by_group
+from comm_utils.watch.remote_ranks import Notice
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -43,7 +44,7 @@ class RemoteObserver:
     def __init__(self, view: WorldView, waker: int) -> None:
         self._view, self._waker = view, waker
         self._own = RingReader(RECORDER.memory.memory)  # not the watch's, which its thread moves on
-        self._notices: SimpleQueue[tuple[str, str, str]] = SimpleQueue()
+        self._notices: SimpleQueue[Notice] = SimpleQueue()
         self._found: SimpleQueue[tuple[str, Trouble]] = SimpleQueue()
         self._in_trouble: set[str] = set()
         # Groups whose calls differ, without the first call that does being known.
@@ -69,8 +70,8 @@ class RemoteObserver:
             os.close(self._waker)
             raise
 
-    def notices(self) -> list[tuple[str, str, str]]:
-        """Return the notices of ranks of other hosts since the last time: group, error and text."""
+    def notices(self) -> list[Notice]:
+        """Return the notices of ranks of other hosts since the last time."""
         return _drained(self._notices)
 
     def found(self) -> list[tuple[str, Trouble]]:
@@ -114,7 +115,7 @@ class RemoteObserver:
         self._view.remote.answer()
         for notice in self._view.remote.notices():
             self._notices.put(notice)
-            self._in_trouble.add(notice[0])
+            self._in_trouble.add(notice.group)
             self._wake()
 
     def _exchange_until_notice(self, group: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from comm_utils import json_files, threads
 from comm_utils.flight_recorder.reader import RingError
@@ -16,7 +16,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, e
 from comm_utils.log import logger
 from comm_utils.watch.mailbox import Mailbox
 
-__all__ = ["RemoteRanks", "decode_answer", "decode_digests", "decode_notice", "encode_answer"]
+__all__ = ["Notice", "RemoteRanks", "decode_answer", "decode_digests", "decode_notice", "encode_answer"]
 
 _T = TypeVar("_T")
 
@@ -35,6 +35,20 @@ _MOST_ASKERS, _LARGE = 8, 64
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 # The end of a world does not wait longer for a store that does not answer.
 _CLOSE_S = 0.3
+
+
+class Notice(NamedTuple):
+    """Hold the reason why the ranks of a group cannot go on, which a rank of another host tells.
+
+    Attributes:
+        error: the name of the error that it raised.
+        last: the number of the last collective that it began on the group; -1 is not known.
+    """
+
+    group: str
+    error: str
+    text: str
+    last: int = -1
 
 
 class RemoteRanks:
@@ -196,9 +210,13 @@ class RemoteRanks:
 
     # --- what has to reach all ranks
 
-    def tell(self, group: str, error: str, text: str) -> None:
-        """Tell all ranks of other hosts why the ranks of a group cannot go on, unless enough others have."""
-        data = json.dumps({"group": group, "error": error, "text": text[:4000]}).encode()
+    def tell(self, group: str, error: str, text: str, last: int = -1) -> None:
+        """Tell all ranks of other hosts why the ranks of a group cannot go on, unless enough others have.
+
+        Args:
+            last: see :class:`Notice`.
+        """
+        data = json.dumps({"group": group, "error": error, "text": text[:4000], "last": last}).encode()
 
         def publish(box: Mailbox) -> None:
             if box.add(f"{_PREFIX}/tellers/{error}/{group}", 1) > _MOST_TELLERS:
@@ -207,12 +225,12 @@ class RemoteRanks:
 
         self._with_store(publish)
 
-    def tell_within(self, group: str, error: str, text: str, limit_s: float) -> None:
+    def tell_within(self, group: str, error: str, text: str, limit_s: float, last: int = -1) -> None:
         """Do the same, and go on after ``limit_s`` seconds while it is under way."""
-        _within(limit_s, "comm-watch-tell", lambda: self.tell(group, error, text))
+        _within(limit_s, "comm-watch-tell", lambda: self.tell(group, error, text, last))
 
-    def notices(self) -> list[tuple[str, str, str]]:
-        """Return notices that were not returned before, the earliest ones: group, error and text of each."""
+    def notices(self) -> list[Notice]:
+        """Return notices that were not returned before, the earliest ones."""
         count = self._with_store(lambda box: box.add(f"{_PREFIX}/notices", 0))
         if count is None:
             return []
@@ -286,14 +304,14 @@ def decode_answer(data: bytes) -> tuple[int, RankSnapshot] | None:
         return None
 
 
-def decode_notice(data: bytes) -> tuple[str, str, str] | None:
-    """Return a group, the name of an error and its text; None where ``data`` says something else."""
+def decode_notice(data: bytes) -> Notice | None:
+    """Return the notice that ``data`` has; None where it says something else."""
     if len(data) > _LARGEST_BYTES:
         return None
     try:
         content = json_files.parse(data.decode(), "a notice")
-        return str(content["group"]), str(content["error"]), str(content["text"])
-    except (ValueError, TypeError, KeyError):
+        return Notice(str(content["group"]), str(content["error"]), str(content["text"]), int(content["last"]))
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -22,7 +22,7 @@ from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.world_view import WorldView
 
-__all__ = ["WaitingCalls", "warn_of_wait"]
+__all__ = ["Left", "WaitingCalls", "warn_of_wait"]
 
 # The age at which a call is looked at.
 _YOUNGEST_S = 0.2
@@ -40,13 +40,25 @@ _OF_THIS_GROUP = -1
 _Snapshots: TypeAlias = Callable[[], Mapping[int, RankSnapshot]]
 
 
+class Left(NamedTuple):
+    """A rank that makes no more calls on a group.
+
+    Attributes:
+        last: the number of the last collective that it began there.
+        trouble: the reason.
+    """
+
+    last: int
+    trouble: Trouble
+
+
 class WaitingCalls:
     """Finds out why calls of this rank do not go on.
 
     Args:
         broken: the groups that are in trouble already.
         failing: the groups in which another rank has raised.
-        left: the groups in which a rank of another host makes no more calls, and why.
+        left: the groups in which a rank of another host makes no more calls.
     """
 
     def __init__(
@@ -55,7 +67,7 @@ class WaitingCalls:
         broken: Container[str],
         settings: WatchSettings,
         failing: Container[str] = frozenset(),
-        left: Mapping[str, Trouble] = MappingProxyType({}),
+        left: Mapping[str, Left] = MappingProxyType({}),
     ) -> None:
         self._view, self._broken, self._settings, self._failing, self._left = view, broken, settings, failing, left
         self._warned: set[tuple[int, int]] = set()
@@ -63,7 +75,6 @@ class WaitingCalls:
         # When each call was first seen as one that somebody waits for.
         self._waited_ns: dict[tuple[int, int], int] = {}
         self._missed_at: dict[str, float] = {}
-        self._left_at: dict[str, float] = {}
 
     def look(self, calls: Sequence[Call]) -> Iterator[tuple[str, Trouble]]:
         """Yield the groups that cannot go on; warn of calls that take long.
@@ -93,10 +104,9 @@ class WaitingCalls:
             ended = []  # one that lives may still send
         if ended and group.name not in self._broken:
             yield from self._missed(group, ended, snapshots)
-        if group.name in self._left and group.name not in self._broken and not call.is_message:
-            since = self._left_at.setdefault(group.name, time.monotonic())
-            if time.monotonic() - since >= _GRACE_S:
-                yield group.name, self._left[group.name]
+        left = self._left.get(group.name)
+        if left is not None and group.name not in self._broken and age_s >= _GRACE_S and _is_after(call, left.last):
+            yield group.name, left.trouble
         if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
             yield from self._look_at_order(call, snapshots())
         if group.name not in self._broken and self._is_overdue(call):
@@ -189,6 +199,14 @@ class WaitingCalls:
             first = {rank: known[rank] for rank in causes[0].ranks if causes[0].kind is FindingKind.LOST}
             said = cause_of_others(self._view.rank, group, first, True, _OF_THIS_GROUP)
             yield group.name, Trouble.of(causes[0]) if said is None else addressed(self._view.rank, said)
+
+
+def _is_after(call: Call, last: int) -> bool:
+    """Return whether a rank that began ``last`` as its last collective on the group takes no part in ``call``.
+
+    It may have done its part of earlier calls, in which the others wait for a slow rank.
+    """
+    return not call.is_message and call.lane == 0 and call.in_series > last
 
 
 def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:

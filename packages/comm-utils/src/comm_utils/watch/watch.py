@@ -41,6 +41,7 @@ from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.watch.absence import describe_absent, describe_missing, find_unfinished
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
+from comm_utils.watch.comparison import marks_by_group
 from comm_utils.watch.explanation import for_others
 from comm_utils.watch.interruptions import Interruptions
 from comm_utils.watch.mailbox import Mailbox
@@ -53,7 +54,7 @@ from comm_utils.watch.stacks import StackInRing, calls_of_main_thread, main_thre
 from comm_utils.watch.steps import Steps
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.unraised import UnraisedMismatches
-from comm_utils.watch.waiting_calls import WaitingCalls, warn_of_wait
+from comm_utils.watch.waiting_calls import Left, WaitingCalls, warn_of_wait
 from comm_utils.watch.world_view import WorldView
 
 __all__ = ["WATCH", "Watch"]
@@ -69,6 +70,8 @@ _SEEN_S = 0.3
 _TELL_S = 0.05
 # Groups in which another rank gave up: of so many this rank remembers it until it comes to them.
 _MOST_GIVEN_UP = 1024
+# Of so many of this rank's latest calls, others learn which was its last one on a group that it leaves.
+_LATEST = 512
 #: Called with the name of a group and the trouble that it is in.
 Listener = Callable[[str, Trouble], None]
 
@@ -103,7 +106,7 @@ class Watch:
         # Failures of other ranks that their library makes known; not oneCCL.
         self._failures_elsewhere: dict[str, Trouble] = {}
         # Of ranks of other hosts that were interrupted: they make no other call on the group.
-        self._left: dict[str, Trouble] = {}
+        self._left: dict[str, Left] = {}
         # The first failure of another rank, by group, also of groups that this rank has not come to yet.
         self._given_up: dict[str, Trouble] = {}
         self._steps = Steps()
@@ -314,7 +317,16 @@ class Watch:
         trouble = None if trouble is None else for_others(trouble)
         RECORDER.failure(group, name, "" if trouble is None else trouble.text, () if trouble is None else trouble.ranks)
         if self._thread is not None and self._view.has_unseen_ranks and trouble is not None:
-            self._view.remote.tell_within(group, name, trouble.text, _TELL_S)
+            self._view.remote.tell_within(group, name, trouble.text, _TELL_S, self._last_begun(group))
+
+    def _last_begun(self, group: str) -> int:
+        """Return the number of this rank's last collective on a group; -1 where the latest records lack it."""
+        own = self._view.own
+        if own is None:
+            return -1
+        own.refresh()
+        has_all = own.count() <= _LATEST
+        return max(marks_by_group(own, _LATEST).get(group, ()), default=0 if has_all else -1)
 
     def tell_of_lack(self, group: str, call: str, error: BackendUnavailableError, lack: str) -> None:
         """Tell the others why this rank takes no part in a call, nor in any later one of the group: they wait for it.
@@ -376,10 +388,11 @@ class Watch:
             for group, trouble in self._looks.waiting.look(waiting):
                 self._found(group, trouble)
         if self._observer is not None:
-            for group, error, text in self._observer.notices():
-                self._heard(group, error, text)
-                if error == BrokenGroupError.__name__:
-                    self._left.setdefault(group, Trouble(PeerLostError, text))
+            for notice in self._observer.notices():
+                self._heard(notice.group, notice.error, notice.text)
+                if notice.error == BrokenGroupError.__name__ and notice.last >= 0:
+                    left = Left(notice.last, Trouble(PeerLostError, notice.text))
+                    self._left[notice.group] = min(left, self._left.get(notice.group, left), key=lambda one: one.last)
             for group, trouble in self._observer.found():
                 self._found(group, trouble)
         self._unraised.log(self._view.rank, {call.group.name for call in waiting})
