@@ -23,6 +23,7 @@ import comm_orchestrator as dist
 from comm_collectives.compression.between_hosts import EncodedBetween
 from comm_collectives.hierarchy import algorithms, choice
 from comm_collectives.hierarchy import plan as plans
+from comm_collectives.hierarchy.backend import HierarchicalBackend
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
 from comm_collectives.wrapping import bare_backend
@@ -341,6 +342,25 @@ def test_errors_of_steps_have_the_remedy_of_the_whole_group(backend: str) -> Non
         assert second.startswith(
             "all_reduce: the group of ranks [0, 1, 2, 3] failed earlier (all_reduce: all_reduce on"
         )
+
+
+def lose_a_rank_while_steps_are_measured() -> str:
+    dist.set_hierarchical(0)
+    dist.all_reduce(torch.ones(1000))
+    dist.set_hierarchical("auto")
+    if dist.get_rank() == 3:
+        HierarchicalBackend._run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+    with pytest.raises(CommError) as caught:
+        dist.all_reduce(torch.ones(1 << 20))
+    return str(caught.value)
+
+
+def test_an_error_of_the_measurement_names_the_group_of_the_call_once() -> None:
+    outcomes = run_ranks_outcomes(on, 4, "gloo", HOST_BY_HOST, lose_a_rank_while_steps_are_measured, timeout_s=120)
+    for outcome in outcomes[:3]:
+        said = "all_reduce on the group of ranks [0, 1, 2, 3] failed in a step: "
+        assert outcome.value.startswith(said)
+        assert outcome.value.count(said) == 1, outcome.value
 
 
 @pytest.mark.parametrize("backend", ["gloo", "shared memory"])

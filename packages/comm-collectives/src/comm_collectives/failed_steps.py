@@ -80,7 +80,8 @@ def _failed(
         failure, text = error, str(error).partition(". The group cannot be used any more")[0]
         gave_up, reason = text, f"{call}: {without_remedy(error)}"
         if made and not names:  # the user knows the group of the call alone
-            error.args = (f"{call} on {_text(backend, group)} failed in a step: {error}",)
+            whole = f"{call} on {_text(backend, group)} failed in a step: "
+            error.args = (f"{whole}{str(error).removeprefix(whole)}",)  # steps that are measured are in a call, too
     else:
         text = f"{what} raised {type(error).__name__}: {error}"
         gave_up, reason = f"{call}, as {text}", f"{call}: {text}"
