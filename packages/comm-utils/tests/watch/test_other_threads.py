@@ -17,6 +17,11 @@ from comm_utils.flight_recorder.snapshot import decode_snapshot, encode_snapshot
 from comm_utils.watch import WATCH
 from comm_utils.watch.explanation import combined
 
+sys.path.insert(0, sys.argv[2])
+import monitors
+for number in range(8):
+    threading.Thread(target=monitors.watch, name=f"monitor {number}", daemon=True).start()
+
 RECORDER.settings = FlightRecorderSettings(directory=sys.argv[1])
 RECORDER.open(0, 2, "job")
 WATCH.start(0, 2)
@@ -67,7 +72,10 @@ def test_threads_that_wait_for_each_other_are_all_shown(tmp_path: Path) -> None:
     program.write_text(_LOCKED)
     lines = program.read_text().splitlines()
     loads, trains = lines.index("        with model:") + 1, lines.index("        with batches:") + 1
-    command = [sys.executable, str(program), str(tmp_path / "rings")]
+    installed = tmp_path / "lib/python3/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "monitors.py").write_text("import threading\n\ndef watch():\n    threading.Event().wait()\n")
+    command = [sys.executable, str(program), str(tmp_path / "rings"), str(installed)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     doing, told, *stacks = ended.stdout.splitlines() or [ended.stderr] * 2
     assert doing.startswith(f"is in none of its calls, at {program}:{trains} train; its last one was barrier")
@@ -75,4 +83,5 @@ def test_threads_that_wait_for_each_other_are_all_shown(tmp_path: Path) -> None:
     assert first.startswith(f"missing. The Python stack of rank 0: {program}:{trains} train < {program}:")
     assert f"{program}:{loads} load, in thread 'loader' < " in others
     assert stacks[0] == f"2 {program}:{trains} train"
-    assert [one.rpartition(", in thread ")[2] for one in stacks[1:]] == ["'reporter'", "'loader'"], ended.stderr
+    names = [one.rpartition(", in thread ")[2] for one in stacks[1:]]
+    assert names == ["'loader'", "'reporter'", *(f"'monitor {number}'" for number in range(6))], ended.stderr

@@ -14,6 +14,7 @@ __all__ = ["LIBRARY", "CallSites", "line_of_program", "runs_program", "site_of"]
 
 #: The standard library and torch, by their paths on any host: frames there do not tell what the program does.
 LIBRARY = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)|/(site|dist)-packages/torch/|^<frozen ")
+_INSTALLED = re.compile(r"/(site|dist)-packages/")
 
 # So many are remembered.
 _MOST_SITES = 65536
@@ -107,10 +108,15 @@ def _is_of_program(frame: FrameType) -> bool:
     )
 
 
-def runs_program(frame: FrameType | None) -> bool:
-    """Return whether a thread that is in ``frame`` runs code of the program, and not of libraries alone."""
+def runs_program(frame: FrameType | None, counts_packages: bool = True) -> bool:
+    """Return whether a thread that is in ``frame`` runs code of the program, and not of libraries alone.
+
+    Args:
+        counts_packages: installed packages other than torch and ours are the program's, too.
+    """
     while frame is not None:
-        if _is_of_program(frame) and not LIBRARY.search(frame.f_code.co_filename):
+        file = frame.f_code.co_filename
+        if _is_of_program(frame) and not LIBRARY.search(file) and (counts_packages or not _INSTALLED.search(file)):
             return True
         frame = frame.f_back
     return False

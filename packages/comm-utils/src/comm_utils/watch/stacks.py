@@ -44,7 +44,8 @@ class StackInRing:
             place = [_place_of(one) for one in (frame, *(one for one, _ in others))]
             if place != self._place:
                 self._place = place
-                texts = [_stack_text(one, other, _MOST_FRAMES_OF_OTHERS) for one, other in others]
+                # The end of the text is what is kept of a long one, and read first.
+                texts = [_stack_text(one, other, _MOST_FRAMES_OF_OTHERS) for one, other in reversed(others)]
                 RECORDER.memory.set_stack("\n\n".join([*texts, _stack_text(frame, name, _MOST_FRAMES)]))
 
     def _calling_frame(self, own: RingReader) -> tuple[threading.Thread, FrameType | None, str]:
@@ -118,13 +119,17 @@ def _calling_thread(last_site: str) -> threading.Thread:
 
 
 def _others_in_program(calling: threading.Thread) -> list[tuple[FrameType, str]]:
-    """Return frames and names of threads that run code of the program, and may hold what ``calling`` waits for."""
+    """Return frames and names of threads that run code of the program, and may hold what ``calling`` waits for.
+
+    Those of installed packages, such as monitors, come last.
+    """
     frames = sys._current_frames()
     # This frame holds the frames: its own among them would keep all of them, and their tensors, alive.
     frames.pop(threading.get_ident(), None)
     threads = [one for one in threading.enumerate() if one is not calling and one.ident in frames]
     found = [(frames[one.ident], one.name) for one in threads if one.ident is not None]
-    return [(frame, name) for frame, name in found if runs_program(frame)][:_MOST_OTHERS]
+    found = [(frame, name) for frame, name in found if runs_program(frame)]
+    return sorted(found, key=lambda one: not runs_program(one[0], counts_packages=False))[:_MOST_OTHERS]
 
 
 def _main_thread_frame() -> FrameType | None:
