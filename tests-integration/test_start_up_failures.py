@@ -32,6 +32,8 @@ from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils import threads
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
+from comm_utils.torch_support import bounded_store
+from comm_utils.world_agreement import WORLD
 
 Pools = Callable[[int], RankPool]
 
@@ -639,29 +641,54 @@ def test_a_query_of_a_url_that_is_refused(
     assert found.text.startswith(text)
 
 
-def gives_up_in_its_backend(error: type[BaseException], folder: str) -> str:
-    """Rank 2 raises in ``initialize()`` of its backend, before it makes the world."""
-    rank = int(os.environ["RANK"])
+def gives_up_in_its_backend(error: type[BaseException], leaves: int) -> str:
+    """Rank ``leaves`` raises in ``initialize()`` of its backend, while the others wait for it to make the world."""
 
     def initialize(setup: Any) -> Any:
+        setup.store.wait([f"{WORLD}/{rank}" for rank in range(3) if rank != leaves])
         raise error("no device")
 
-    if rank == 2:
+    if int(os.environ["RANK"]) == leaves:
         provider.initialize = initialize
     with pytest.raises((dist.CommError, error)) as caught:
         dist.init_distributed("gloo", timeout=60, verbose=False)
-    (Path(folder) / str(rank)).touch()
-    end = time.monotonic() + 60
-    while len(os.listdir(folder)) < 3 and time.monotonic() < end:  # its end would tell the others
-        time.sleep(0.01)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
+@pytest.mark.parametrize("leaves", [0, 2])
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_rank_whose_backend_raises_before_it_makes_the_world_is_named(
-    tmp_path: Path, error: type[BaseException]
+    error: type[BaseException], leaves: int
 ) -> None:
-    *others, own = run_ranks(gives_up_in_its_backend, 3, error, str(tmp_path))
-    assert own == f"{error.__name__}: no device"
-    said = f"rank 2 gave up before it made the world: {error.__name__}: no device"
-    assert others == [f"PeerLostError: init_distributed on rank {rank}: {said}" for rank in (0, 1)]
+    said = f"rank {leaves} gave up before it made the world: {error.__name__}: no device"
+    expected = [f"PeerLostError: init_distributed on rank {rank}: {said}" for rank in range(3)]
+    expected[leaves] = f"{error.__name__}: no device"
+    assert run_ranks(gives_up_in_its_backend, 3, error, leaves) == expected
+
+
+def gives_up_while_the_store_is_stopped(folder: str) -> bool:
+    """Rank 1 raises in ``initialize()`` of its backend while rank 0, which serves the store, is stopped."""
+    rank, server = int(os.environ["RANK"]), Path(folder) / "pid"
+
+    def initialize(setup: Any) -> Any:
+        if rank == 0:
+            server.with_name("own").write_text(str(os.getpid()))
+            server.with_name("own").rename(server)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            while not server.exists() or psutil.Process(int(server.read_text())).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
+        raise ValueError("no device")
+
+    provider.initialize = initialize
+    with pytest.raises(ValueError, match="no device"):
+        dist.init_distributed("gloo", timeout=60, verbose=False)
+    if rank == 0:
+        return True
+    os.kill(int(server.read_text()), signal.SIGCONT)
+    return int(os.environ["MASTER_PORT"]) in bounded_store._silent_ports
+
+
+def test_a_rank_that_gives_up_leaves_no_unknown_question_in_a_stopped_store(tmp_path: Path) -> None:
+    """The end of Python ends the questions in a store that is known to be silent."""
+    assert run_ranks(gives_up_while_the_store_is_stopped, 2, str(tmp_path)) == [True, True]

@@ -1,10 +1,9 @@
-"""Tell the ranks that agree in a store to make a world that this one does not come; needs no torch."""
+"""Tell the ranks that agree in a store to make a world that this one does not come; needs no torch to be imported."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from comm_utils import threads
 from comm_utils.backend import Setup
 
 __all__ = ["LEFT", "WORLD", "leave_world"]
@@ -13,16 +12,23 @@ __all__ = ["LEFT", "WORLD", "leave_world"]
 WORLD = "comm-world"
 #: The beginning of what a rank says that does not come.
 LEFT = "left "
-# A rank that gives up waits no longer for the store.
-_LEAVE_S = 2.0
+# A rank that gives up asks no longer.
+_LEAVE_S = 1.0
 
 
 def leave_world(setup: Setup, error: BaseException) -> None:
-    """Let the ranks that wait for this one to make a world on gloo hear that it does not come, because of ``error``."""
-    if setup.world_size == 1:
-        return
+    """Let the ranks that wait for this one to make a world on gloo hear that it does not come, because of ``error``.
+
+    Rank 0, which may serve the store, waits for a few seconds until they have.
+    """
+    from comm_utils.torch_support.bounded_store import BoundedStore  # the selector loads without torch
+    from comm_utils.torch_support.group_agreement import let_others_read
+    from comm_utils.torch_support.initialization import agrees_in_store
+
     said = f"{LEFT}rank {setup.rank} gave up before it made the world: {type(error).__name__}: {error}"
-    with suppress(RuntimeError, MemoryError):  # the store may have gone, and there may be no thread
-        threads.with_limit(
-            lambda: setup.store.compare_set(f"{WORLD}/{setup.rank}", "", said), _LEAVE_S, "comm-store-question"
-        )
+    said = said.encode(errors="replace").decode()
+    store = BoundedStore(setup.store, f"init_distributed: rank {setup.rank}", _LEAVE_S)
+    key = f"{WORLD}/{setup.rank}"
+    with suppress(RuntimeError):  # the store may have gone, or not answer
+        if agrees_in_store(setup) and store.compare_set(key, "", said).decode() == said:
+            let_others_read(store, WORLD, setup.rank, range(1, setup.world_size))

@@ -21,7 +21,7 @@ from comm_utils.torch_support.store_waits import StoreWait, await_keys, delete_r
 from comm_utils.watch.watch import WATCH
 from comm_utils.world_agreement import LEFT
 
-__all__ = ["agree", "make_with_gloo"]
+__all__ = ["agree", "let_others_read", "make_with_gloo"]
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def agree(
     places, values = {}, store.multi_get(list(keys.values()))
     come = [one for one, value in zip(ranks, values, strict=True) if value.startswith(_READY.encode())]
     if wait.is_alone and len(come) < len(ranks):
-        _let_others_read(store, key, rank, come)
+        let_others_read(store, key, rank, come)
     for one, value in zip(ranks, values, strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if said.startswith(_LEFT):
@@ -89,8 +89,12 @@ def agree(
     return places
 
 
-def _let_others_read(store: BoundedStore, key: str, rank: int, readers: Sequence[int]) -> None:
-    """Keep the store of a start, which rank 0 may serve, until ``readers`` have read why the group is not made."""
+def let_others_read(store: BoundedStore, key: str, rank: int, readers: Sequence[int]) -> None:
+    """Keep the store of a start, which rank 0 may serve, until ``readers`` have read why the group is not made.
+
+    Args:
+        key: as for :func:`agree`.
+    """
     with suppress(RuntimeError):
         store.set(f"{key}/heard/{rank}", "")
         if rank == 0:

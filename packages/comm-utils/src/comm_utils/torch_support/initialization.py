@@ -30,6 +30,7 @@ from comm_utils.watch.watch import WATCH
 from comm_utils.world_agreement import WORLD
 
 __all__ = [
+    "agrees_in_store",
     "availability",
     "check_available",
     "device_libraries",
@@ -161,11 +162,16 @@ def initialize(setup: Setup) -> None:
         ) from error
 
 
-def _make_world(setup: Setup, make: Callable[[], None]) -> None:
+def agrees_in_store(setup: Setup) -> bool:
+    """Return whether the ranks agree in the store to make a world, before the library waits for all of them."""
     libraries = {*device_libraries(setup.backend).values()}
+    return setup.world_size > 1 and "gloo" in libraries and "ccl" not in libraries
+
+
+def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     call = initializer()
     refusal = gloo_refusal(f"{call}: rank {setup.rank}", setup.backend, setup.world_size)
-    if setup.world_size == 1 or "gloo" not in libraries or "ccl" in libraries:
+    if not agrees_in_store(setup):
         if refusal is not None:
             raise refusal
         return make()
