@@ -310,7 +310,47 @@ def test_all_ranks_learn_that_there_is_no_room_for_a_secret(tmp_path: Path) -> N
     assert len(done.stdout.splitlines()) == 2, done
 
 
+_FOR_A_MOMENT = """
+import os
+import sys
+import time
+from pathlib import Path
+from comm_orchestrator.rendezvous import authentication
+
+folder = Path(sys.argv[1])
+authentication._PARENTS, authentication._LOOK_S = (folder,), 0.0
+check = authentication.RoomCheck()
+check()
+(folder / "full").rename(folder / "part")
+os.truncate(folder / "part", 0)
+check()
+rest = os.open(folder / "rest", os.O_WRONLY | os.O_CREAT)
+try:
+    while True:
+        os.write(rest, bytes(1024))
+except OSError as error:
+    print(error.strerror)
+begin = time.monotonic()
+try:
+    while True:
+        check()
+        time.sleep(0.01)
+except authentication.LaunchError as error:
+    print(time.monotonic() - begin >= authentication._LACKS_S, error)
+"""
+
+
+def test_a_rank_that_waits_endures_a_lack_of_room_for_a_moment(tmp_path: Path) -> None:
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _FULL, "sh", str(tmp_path)]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a mount namespace and tmpfs")
+    command = [*apart, sys.executable, "-c", _FOR_A_MOMENT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * patience(), check=False)
+    no_space = os.strerror(errno.ENOSPC)
+    assert done.stdout.startswith(f"{no_space}\nTrue the ranks share a secret in a file, for which no room is"), done
+
+
 def test_a_rank_that_waits_finds_room(folder: Path) -> None:
-    authentication.check_room()
+    authentication.RoomCheck()()
     assert not folder.exists()
     assert not list(folder.parent.iterdir())

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import secrets
@@ -31,9 +32,9 @@ from comm_utils.errors import ArgumentError, LaunchError
 from comm_utils.process_state import is_alive
 
 __all__ = [
+    "RoomCheck",
     "Seal",
     "can_share_secrets",
-    "check_room",
     "environment_secret",
     "file_secret",
     "keeps_secrets",
@@ -47,6 +48,8 @@ _SEALED = re.compile(rf"{_MARK}([0-9a-f]{{64}}) ", re.ASCII)
 # The same folder for every rank of the host and the user, so none that a variable of one rank could change.
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# A rank that waits for rank 0 looks for room so often, and gives up where there was none for so long.
+_LOOK_S, _LACKS_S = 1.0, 2.0
 _SECRET_BYTES = 32
 _APPEARS_S = 2.0
 _MOST_FILE_BYTES = 1024
@@ -200,23 +203,39 @@ def share_secret(identity: str, who: str = "init_distributed") -> bytes | None:
     return None
 
 
-def check_room() -> None:
-    """Check that there is room for a secret, while rank 0 of this host is not there: it needs that to begin.
+class RoomCheck:
+    """Looks for room for a secret while rank 0 of this host is not there, which needs that to begin."""
 
-    Raises:
-        LaunchError: there is none.
-    """
+    def __init__(self) -> None:
+        self._look_at, self._lacks_since = 0.0, math.inf
+
+    def __call__(self) -> None:
+        """Look, unless it was a moment ago.
+
+        Raises:
+            LaunchError: there has been no room for a while.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at, full = now + _LOOK_S, _full_folders()
+        self._lacks_since = min(self._lacks_since, now) if full else math.inf
+        if now - self._lacks_since >= _LACKS_S:
+            raise LaunchError(_lack_of_room(full))
+
+
+def _full_folders() -> list[str]:
+    """Return the folders without room for a secret, and the reasons; none where one has room."""
     full = []
     for parent in _PARENTS:
         try:
             with tempfile.TemporaryFile(dir=parent, buffering=0) as file:
                 file.write(bytes(_MOST_FILE_BYTES))
-            return
+            return []
         except OSError as error:
             if error.errno in _NO_ROOM:
                 full.append(f"{parent} ({os.strerror(error.errno)})")
-    if full:
-        raise LaunchError(_lack_of_room(full))
+    return full
 
 
 def _lack_of_room(folders: Sequence[str]) -> str:

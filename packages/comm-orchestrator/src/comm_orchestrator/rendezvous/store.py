@@ -19,8 +19,8 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvou
 import comm_config
 from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.authentication import (
+    RoomCheck,
     Seal,
-    check_room,
     environment_secret,
     keeps_secrets,
     share_secret,
@@ -322,7 +322,7 @@ def _join(
     address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
 ) -> RendezvousPoint:
     who = _who(launch)
-    check = check_room if secret is None and _on_one_host(address, launch) else None
+    check = RoomCheck() if secret is None and _on_one_host(address, launch) else None
     patience: Deadline | None = None
     while True:
         try:
