@@ -22,7 +22,7 @@ import pytest
 import comm_orchestrator as dist
 from comm_utils import operations
 from comm_utils.observability.bench_results import load
-from comm_utils.testing import run_ranks
+from comm_utils.testing import patience, run_ranks
 
 BENCH = (sys.executable, "-m", "comm_orchestrator", "bench")
 QUICK = ("-n", "2", "-w", "1", "--rounds", "2")
@@ -401,7 +401,7 @@ def test_a_reader_that_has_seen_enough(environment: dict[str, str], tmp_path: Pa
     assert process.stderr is not None
     errors = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(60), errors) == (0, "")
+    assert (process.wait(60 * patience()), errors) == (0, "")
     assert gone(pids)
     if files:
         assert load(tmp_path / "a.json").results[-1].size_bytes == 1 << 20
@@ -410,8 +410,10 @@ def test_a_reader_that_has_seen_enough(environment: dict[str, str], tmp_path: Pa
 def test_a_reader_of_one_line_under_torchrun(environment: dict[str, str]) -> None:
     launched = "-m torch.distributed.run --standalone --nproc-per-node 2 -m comm_orchestrator bench"
     line = f"set -o pipefail; {sys.executable} {launched} -b 8 -e 1K {' '.join(QUICK)} | head -n 1"
-    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    limit_s = 120 * patience()
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=limit_s)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr  # torch may warn
     assert done.stdout.startswith("# comm-orchestrator")
 
 
