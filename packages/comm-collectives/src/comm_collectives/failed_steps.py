@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch.distributed import ProcessGroup
 
+from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommError
 from comm_utils.group_names import group_text, name_of
@@ -80,7 +81,8 @@ def _failed(
         failure, text = error, str(error).partition(". The group cannot be used any more")[0]
         gave_up, reason = text, f"{call}: {without_remedy(error)}"
         if made and not names:  # the user knows the group of the call alone
-            whole = f"{call} on {_text(backend, group)} failed in a step: "
+            named = str(error).partition(" ")[0]  # the program's call, of which this one may be a part
+            whole = f"{named if operations.find(named) else call} on {_text(backend, group)} failed in a step: "
             error.args = (f"{whole}{str(error).removeprefix(whole)}",)  # steps that are measured are in a call, too
     else:
         text = f"{what} raised {type(error).__name__}: {error}"
