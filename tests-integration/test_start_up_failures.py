@@ -33,7 +33,7 @@ from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils import threads
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
 from comm_utils.torch_support import bounded_store
-from comm_utils.world_agreement import WORLD
+from comm_utils.torch_support.group_agreement import WORLD
 
 Pools = Callable[[int], RankPool]
 

@@ -6,12 +6,8 @@ from contextlib import suppress
 
 from comm_utils.backend import Setup
 
-__all__ = ["LEFT", "WORLD", "leave_world"]
+__all__ = ["leave_world"]
 
-#: The key under which the ranks of a world on gloo agree to make it.
-WORLD = "comm-world"
-#: The beginning of what a rank says that does not come.
-LEFT = "left "
 # A rank that gives up asks no longer.
 _LEAVE_S = 1.0
 
@@ -22,7 +18,7 @@ def leave_world(setup: Setup, error: BaseException) -> None:
     Rank 0, which may serve the store, waits for a few seconds until they have.
     """
     from comm_utils.torch_support.bounded_store import BoundedStore  # the selector loads without torch
-    from comm_utils.torch_support.group_agreement import let_others_read
+    from comm_utils.torch_support.group_agreement import LEFT, WORLD, let_others_read
     from comm_utils.torch_support.initialization import agrees_in_store
 
     said = f"{LEFT}rank {setup.rank} gave up before it made the world: {type(error).__name__}: {error}"

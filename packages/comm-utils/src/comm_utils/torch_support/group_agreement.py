@@ -19,14 +19,17 @@ from comm_utils.torch_support.connecting import Connecting, Place, Reports, in_t
 from comm_utils.torch_support.failures import classify, is_interruption
 from comm_utils.torch_support.store_waits import StoreWait, await_keys, delete_read_keys
 from comm_utils.watch.watch import WATCH
-from comm_utils.world_agreement import LEFT
 
-__all__ = ["agree", "let_others_read", "make_with_gloo"]
+__all__ = ["LEFT", "WORLD", "agree", "let_others_read", "make_with_gloo"]
 
 T = TypeVar("T")
 
-# What a rank says first: it can go on; it could, and has left since.
-_READY, _LEFT = "ready ", LEFT
+#: The key under which the ranks of a world on gloo agree to make it.
+WORLD = "comm-world"
+#: The beginning of what a rank says that does not come, or has come and left.
+LEFT = "left "
+# Of a rank that can go on.
+_READY = "ready "
 # A rank that waits in the store reads it within so long.
 _READ_S = 3.0
 # What a rank gives as a reason, in a store in which others may write as well.
@@ -71,7 +74,7 @@ def agree(
     except BaseException as error:  # also Ctrl-C: those that come later are not to connect with this rank
         what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"gave up with {type(error).__name__}"
         with suppress(RuntimeError):
-            store.set(keys[rank], f"{_LEFT}rank {rank} {what} in {wait.call} before all had come")
+            store.set(keys[rank], f"{LEFT}rank {rank} {what} in {wait.call} before all had come")
         raise
     places, values = {}, store.multi_get(list(keys.values()))
     come = [one for one, value in zip(ranks, values, strict=True) if value.startswith(_READY.encode())]
@@ -79,9 +82,9 @@ def agree(
         let_others_read(store, key, rank, come)
     for one, value in zip(ranks, values, strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
-        if said.startswith(_LEFT):
+        if said.startswith(LEFT):
             wait.look()  # raises why it has, where that is known
-            raise PeerLostError(f"{wait.call} on rank {rank}: {said.removeprefix(_LEFT)}")
+            raise PeerLostError(f"{wait.call} on rank {rank}: {said.removeprefix(LEFT)}")
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
         places[one] = Place.decoded(said.removeprefix(_READY))

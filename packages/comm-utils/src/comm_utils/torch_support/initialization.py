@@ -23,11 +23,10 @@ from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import opening_connections
-from comm_utils.torch_support.group_agreement import make_with_gloo
+from comm_utils.torch_support.group_agreement import WORLD, make_with_gloo
 from comm_utils.torch_support.store_waits import StoreWait
 from comm_utils.watch.uncaught import put_back_hook
 from comm_utils.watch.watch import WATCH
-from comm_utils.world_agreement import WORLD
 
 __all__ = [
     "agrees_in_store",
