@@ -690,6 +690,40 @@ def test_groups_measure_from_which_size_on_compressing_pays(bare_pools: Pools, i
         assert by_default == [small, large, large]
 
 
+def refuse_to_choose(*_: Any) -> None:
+    raise AssertionError("a call that travels as it is was checked again")
+
+
+def on_the_fast_path() -> None:
+    """Make calls that give a compression, or have one by default, and travel without it."""
+    W, tensor, choose = dist.get_world_size(), torch.ones(1 << 15), selection.choose
+    slow = dist.Compression("int8", min_size_bytes="auto")
+    slow.codec.encode = slowed(slow.codec.encode)  # type: ignore[method-assign, union-attr]
+    large = dist.Compression("int8", min_size_bytes=1 << 20)
+    exempt = ("none", large, large.of("weights"), dist.Compression("int8", between_hosts=True), slow)
+    try:
+        for given, by_default in [*((one, None) for one in exempt), (None, large), (None, slow)]:
+            dist.set_compression(by_default)
+            for checked in (True, True, False):  # the first one measures
+                selection.choose = choose if checked else refuse_to_choose
+                dist.all_reduce(tensor.fill_(1.0), compression=given)
+                dist.all_reduce(torch.ones(1), async_op=True, compression=given).wait()
+            selection.choose = choose
+            assert (tensor == W).all()
+        for wrong, op in ((torch.ones(8, dtype=torch.int32), "sum"), (torch.ones(8), "max")):
+            dist.all_reduce(wrong, op)
+            with pytest.raises(dist.ArgumentError, match="int8 compresses"):
+                dist.all_reduce(wrong, op, compression=large)
+        dist.all_reduce(tensor.fill_(1.0), compression=dist.Compression("int8"))
+    finally:
+        selection.choose = choose
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_that_are_not_compressed_take_the_fast_path(bare_pools: Pools, backend: str) -> None:
+    bare_pools(2).run(on, backend, on_the_fast_path)
+
+
 def every_choice() -> list[str]:
     """Return how large calls travel, as was really measured."""
     dist.set_compression(dist.Compression("fp16", min_size_bytes="auto"))

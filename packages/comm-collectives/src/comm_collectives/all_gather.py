@@ -18,6 +18,7 @@ from comm_collectives.arguments import (
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression import selection
+from comm_collectives.compression.compressed_call import CompressedCall
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import (
@@ -173,14 +174,10 @@ def _all_gather_compressed(
 ) -> Work | None:
     targets, source = [buffer.memory for buffer in buffers], contiguous_elements(tensor)
     finish = copy_back(buffers) or (lambda: None)
+    call = CompressedCall("all_gather", backend, group, tensor, None, async_op, result, chosen, finish)
     if len({part.numel() for part in targets}) == 1:
-        source = copy_if_overlapping_any(source, buffers, backend.get_rank(group))
-        return compressed.all_gather("all_gather", backend, targets, source, group, async_op, chosen, finish, result)
-    source = copy_if_overlapping_any(source, buffers, -1)
-    sources = [source] * len(targets)
-    return compressed.all_to_all(
-        "all_gather", backend, targets, sources, tensor, group, async_op, chosen, finish, result
-    )
+        return compressed.all_gather(call, targets, copy_if_overlapping_any(source, buffers, backend.get_rank(group)))
+    return compressed.all_to_all(call, targets, [copy_if_overlapping_any(source, buffers, -1)] * len(targets))
 
 
 def _all_gather_one(
@@ -195,10 +192,9 @@ def _all_gather_one(
     parts = list(gathered.unbind(0))
     chosen = selection.choose("all_gather", compression, tensor, None, group)
     if chosen is not None:
+        call = CompressedCall("all_gather", backend, group, tensor, None, async_op, parts, chosen)
         targets, source = [part.view(-1) for part in parts], contiguous_elements(tensor)
-        finished = compressed.all_gather(
-            "all_gather", backend, targets, source, group, async_op, chosen, lambda: None, parts
-        )
+        finished = compressed.all_gather(call, targets, source)
         return finished if async_op else parts
     sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
     backend = with_hierarchy("all_gather_into_tensor", backend, group, gathered.nbytes, tensor.device)
@@ -283,9 +279,10 @@ def all_gather_into_tensor(
     chosen = selection.choose(call, compression, input_tensor, None, group)
     if chosen is not None:
         targets = [buffer.memory[rank * n : (rank + 1) * n] for rank in range(W)]
-        return compressed.all_gather(
-            call, backend, targets, source, group, async_op, chosen, buffer.copy_back, output_tensor
+        compressing = CompressedCall(
+            call, backend, group, input_tensor, None, async_op, output_tensor, chosen, buffer.copy_back
         )
+        return compressed.all_gather(compressing, targets, source)
     backend = with_hierarchy(call, backend, group, buffer.memory.nbytes, input_tensor.device)
     sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
     with passing_as(input_tensor, sent):

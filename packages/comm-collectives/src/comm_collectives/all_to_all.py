@@ -13,6 +13,7 @@ from comm_collectives.arguments import check_dtype, check_list, check_numel, che
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression import selection
+from comm_collectives.compression.compressed_call import CompressedCall
 from comm_collectives.memory import (
     StagingBuffer,
     as_bytes,
@@ -119,9 +120,8 @@ def all_to_all_single(
         def plain(inner: Backend, used: Group) -> None:
             _exchange(inner, buffer.memory, source, sizes_out, sizes_in, used, False)
 
-        return compressed.all_to_all(
-            call, backend, targets, sources, input, group, async_op, chosen, buffer.copy_back, output, plain
-        )
+        compressing = CompressedCall(call, backend, group, input, None, async_op, output, chosen, buffer.copy_back)
+        return compressed.all_to_all(compressing, targets, sources, plain)
     work = _exchange(backend, buffer.memory, source, sizes_out, sizes_in, group, async_op)
     return deliver([work], copy_back([buffer]), output, async_op)
 
@@ -200,9 +200,8 @@ def all_to_all(
         def plain(inner: Backend, used: Group) -> None:
             _exchange(inner, received, joined, sizes_out, sizes_in, used, False)
 
-        return compressed.all_to_all(
-            "all_to_all", backend, targets, sources, joined, group, async_op, chosen, finish, output_tensor_list, plain
-        )
+        call = CompressedCall("all_to_all", backend, group, joined, None, async_op, output_tensor_list, chosen, finish)
+        return compressed.all_to_all(call, targets, sources, plain)
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)
     return deliver([work], finish, output_tensor_list, async_op)
 

@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import graph_breaks, traced
 from comm_collectives.argument_names import LABELS, MISSING, call_with, refuse_incomplete
 from comm_collectives.arguments import as_flag
+from comm_collectives.compression.selection import PLAIN, simplify
 from comm_collectives.derived_fast_path import fast_path_of
 from comm_collectives.graph_operators import FORMS
 from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with_full_help
@@ -147,6 +148,7 @@ def _make_head(
     source += _UNDERSTAND.format(by_name=by_name)
     known: dict[str, Any] = {
         "MISSING": MISSING,
+        "PLAIN": PLAIN,
         # No __name__: torch.compile would look for these in the module of that name.
         "__package__": "comm_collectives",
         "_OPS": _OPS,
@@ -162,6 +164,7 @@ def _make_head(
         "positional": positional,
         "refuse_incomplete": refuse_incomplete,
         "settle": settle,
+        "simplify": simplify,
         "slot": slot,
         "torch": torch,
     }
@@ -182,7 +185,7 @@ def _make_head(
         if required:
             call = f"outcome = refuse_incomplete(head, {by_name}) if {is_complete} else body({by_keyword})"
         source += _FAST.format(
-            usual=_usual(parameters, tensors, detail),
+            usual=_usual(name, parameters, tensors, detail),
             key=_key(name, detail),
             tensors=", ".join(tensors),
             result=result,
@@ -228,11 +231,11 @@ def _key(name: str, detail: str | tuple[str, str] | None) -> str:
 
 
 def _usual(
-    parameters: Sequence[inspect.Parameter], tensors: Sequence[str], detail: str | tuple[str, str] | None
+    name: str, parameters: Sequence[inspect.Parameter], tensors: Sequence[str], detail: str | tuple[str, str] | None
 ) -> str:
     """Write the condition under which the cache is asked: nothing is given that its keys do not tell."""
     roles = (detail,) if isinstance(detail, str) else detail or ()
-    conditions = []
+    conditions, names = [], [one.name for one in parameters]
     for one in parameters:
         if one.name in tensors or one.name in ("group", "async_op"):
             continue
@@ -242,6 +245,10 @@ def _usual(
             # True equals 1, and NumPy's integers equal Python's.
             has_default = one.name in ("src", "dst") and len(tensors) == 2
             conditions.append(f"(type({one.name}) is int{f' or {one.name} is None' if has_default else ''})")
+        elif one.name == "compression":
+            op = "op" if "op" in names else "None"
+            simplified = f"simplify({name!r}, compression, {op}, group, ({', '.join(tensors)},))"
+            conditions.append(f"(compression is None or (compression := {simplified}) is PLAIN)")
         elif one.default is None:
             conditions.append(f"{one.name} is None")
         else:

@@ -22,6 +22,7 @@ from comm_collectives.arguments import check_tensor, enter, group_rank_of, integ
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression import selection
+from comm_collectives.compression.compressed_call import CompressedCall
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import deliver
@@ -112,7 +113,8 @@ def checked_all_reduce(
     reduce_op = parse_reduce_op(op, name)
     chosen = selection.choose(name, compression, tensor, reduce_op, group)
     if chosen is not None:
-        return compressed.all_reduce(name, backend, tensor, reduce_op, group, async_op, chosen)
+        call = CompressedCall(name, backend, group, tensor, reduce_op, async_op, tensor, chosen)
+        return compressed.all_reduce(call, tensor)
     backend = with_hierarchy("all_reduce", backend, group, tensor.nbytes, tensor.device)
     capabilities = backend.capabilities(group, tensor.device.type)
     native = (reduce_op, tensor.dtype) in capabilities.reductions and not reduction.needed_order(

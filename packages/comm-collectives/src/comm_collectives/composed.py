@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,87 +17,85 @@ from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.passed_tensors import passed, passing
 
-__all__ = ["observed", "run"]
+__all__ = ["NO_ROOT", "ONE_STEP", "ComposedCall", "Method"]
 
 NO_ROOT: tuple[int | None, int | None] = (None, None)
 
 
-def observed(
-    call: str,
-    backend: Backend,
-    group: ProcessGroup | None,
-    counted: torch.Tensor,
-    op: ReduceOp | None,
-    async_op: bool,
-    started: Callable[[Backend], Work | None],
-    method: str = "",
-    wire_bytes: int = 0,
-    root: tuple[int | None, int | None] = NO_ROOT,
-    was_plain: Callable[[], bool] | None = None,
-) -> Work | None:
-    """Do ``started`` with ``backend``, or with the one that it records, and have it recorded as one ``call``.
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a call is done, for the record."""
 
-    Args:
-        counted: whose size is that of the call.
-        method, wire_bytes: how it is done, and what this rank sends, for the record.
-        root: its global rank, or its rank in the group.
-        was_plain: asked at the end of the call: it was done without ``method`` after all, and is recorded so.
-    """
-    observe = getattr(type(backend), "observe_composed", None)
-    if observe is None:
-        return started(backend)
-    outcome: Work | None = observe(
-        backend, call, group, counted, op, async_op, method, wire_bytes, started, root, was_plain
-    )
-    return outcome
+    name: str = ""
+    #: What this rank sends.
+    wire_bytes: int = 0
+    #: Asked at the end of the call: it was done without this method after all, and is recorded so.
+    was_plain: Callable[[], bool] | None = None
 
 
-def run(
-    call: str,
-    backend: Backend,
-    group: ProcessGroup | None,
-    counted: torch.Tensor,
-    op: ReduceOp | None,
-    async_op: bool,
-    body: Callable[[Backend, ProcessGroup | None], None],
-    result: Any,
-    method: str = "",
-    wire_bytes: int = 0,
-    root: tuple[int | None, int | None] = NO_ROOT,
-    prepare: Callable[[Backend, ProcessGroup], object] | None = None,
-    was_plain: Callable[[], bool] | None = None,
-    what: str = "a step",
-) -> Work | None:
-    """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one ``call``.
+#: Without anything of which there is a record.
+ONE_STEP = Method()
 
-    An exception of ``body`` breaks the group, as other ranks wait for what this one does not send.
 
-    Args:
-        counted, method, wire_bytes, root, was_plain: as for :func:`observed`.
-        result: of the handle.
-        prepare: makes what ``body`` needs in another group of the same ranks.
-        what: computes between the exchanges, and may fail.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class ComposedCall:
+    """A call of the program that may take several exchanges, with checked arguments."""
 
-    def done(inner: Backend, used: ProcessGroup | None) -> None:
-        # Outside of the mode, tensors made inside of it cannot be written.
-        with torch.inference_mode(), breaking(call, inner, used, what=what):
-            body(inner, used)
+    name: str
+    backend: Backend
+    group: ProcessGroup | None
+    #: Whose size is that of the call.
+    counted: torch.Tensor
+    op: ReduceOp | None
+    async_op: bool
+    #: Of the handle.
+    result: Any
+    #: Its global rank, or its rank in the group.
+    root: tuple[int | None, int | None] = field(default=NO_ROOT, kw_only=True)
 
-    def started(inner: Backend) -> Work | None:
-        # What the current stream of a device orders, another thread's would not.
-        if not async_op or counted.device.type != "cpu":
-            done(inner, group)
-            return Completed(result) if async_op else None
+    def observed(self, started: Callable[[Backend], Work | None], method: Method = ONE_STEP) -> Work | None:
+        """Do ``started`` with the backend, or with the one that it records, and have it recorded as one call."""
+        observe = getattr(type(self.backend), "observe_composed", None)
+        if observe is None:
+            return started(self.backend)
+        outcome: Work | None = observe(self.backend, self, method, started)
+        return outcome
 
-        tensors = passed()
+    def run(
+        self,
+        body: Callable[[Backend, ProcessGroup | None], None],
+        method: Method = ONE_STEP,
+        prepare: Callable[[Backend, ProcessGroup], object] | None = None,
+        what: str = "a step",
+    ) -> Work | None:
+        """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one call.
 
-        def in_thread(own: ProcessGroup) -> None:
-            inner.check_group(own)
-            with passing(tensors):
-                done(inner, own)
+        An exception of ``body`` breaks the group, as other ranks wait for what this one does not send.
 
-        prepared = None if prepare is None else partial(prepare, inner)
-        return background.start(call, backend, group, in_thread, result, prepared)
+        Args:
+            prepare: makes what ``body`` needs in another group of the same ranks.
+            what: computes between the exchanges, and may fail.
+        """
 
-    return observed(call, backend, group, counted, op, async_op, started, method, wire_bytes, root, was_plain)
+        def done(inner: Backend, used: ProcessGroup | None) -> None:
+            # Outside of the mode, tensors made inside of it cannot be written.
+            with torch.inference_mode(), breaking(self.name, inner, used, what=what):
+                body(inner, used)
+
+        def started(inner: Backend) -> Work | None:
+            # What the current stream of a device orders, another thread's would not.
+            if not self.async_op or self.counted.device.type != "cpu":
+                done(inner, self.group)
+                return Completed(self.result) if self.async_op else None
+
+            tensors = passed()
+
+            def in_thread(own: ProcessGroup) -> None:
+                inner.check_group(own)
+                with passing(tensors):
+                    done(inner, own)
+
+            prepared = None if prepare is None else partial(prepare, inner)
+            return background.start(self.name, self.backend, self.group, in_thread, self.result, prepared)
+
+        return self.observed(started, method)

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import composed
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_numel, check_tensor, enter
 from comm_collectives.buffers import Buffers
+from comm_collectives.composed import ComposedCall, Method
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.block_codecs import OneBit
 from comm_collectives.compression.feedback import keep_error
@@ -100,7 +100,8 @@ def compressed_allreduce(
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         _average(Link(inner, used, codec), codec, elements, worker, server)
 
-    composed.run(_RECORDED_AS, backend, group, tensor, ReduceOp.AVG, False, body, tensor, repr(codec), wire_bytes)
+    call = ComposedCall(_RECORDED_AS, backend, group, tensor, ReduceOp.AVG, False, tensor)
+    call.run(body, Method(repr(codec), wire_bytes))
     return tensor
 
 

@@ -12,6 +12,7 @@ from comm_collectives.arguments import check_dtype, check_list, check_numel, che
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression import selection
+from comm_collectives.compression.compressed_call import CompressedCall
 from comm_collectives.compression.low_rank import stacked_shape
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
@@ -93,20 +94,12 @@ def reduce_scatter(
     chosen = selection.choose("reduce_scatter", compression, output, reduce_op, group, size_bytes)
     if chosen is not None:
         slices = [copy_if_overlapping(contiguous_elements(one), buffer.memory) for one in input_list]
-        return compressed.reduce_scatter(
-            "reduce_scatter",
-            backend,
-            buffer.memory,
-            slices,
-            output,
-            reduce_op,
-            group,
-            async_op,
-            chosen,
-            buffer.copy_back,
-            next((one for one in input_list if one.numel()), output),
-            stacked_shape([one.shape for one in input_list]),
+        call = CompressedCall(
+            "reduce_scatter", backend, group, output, reduce_op, async_op, output, chosen, buffer.copy_back
         )
+        place = next((one for one in input_list if one.numel()), output)
+        shape = stacked_shape([one.shape for one in input_list])
+        return compressed.reduce_scatter(call, buffer.memory, slices, place, shape)
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, size_bytes, output.device)
     work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
     return _deliver_staged(work, buffer, output, async_op)
@@ -190,20 +183,10 @@ def checked_reduce_scatter_tensor(
     chosen = selection.choose(call, compression, input, reduce_op, group)
     if chosen is not None:
         slices = torch.split(source, output.numel()) if output.numel() else [source] * W
-        return compressed.reduce_scatter(
-            call,
-            backend,
-            buffer.memory,
-            slices,
-            output,
-            reduce_op,
-            group,
-            async_op,
-            chosen,
-            buffer.copy_back,
-            input,
-            input.shape,
+        compressing = CompressedCall(
+            call, backend, group, output, reduce_op, async_op, output, chosen, buffer.copy_back
         )
+        return compressed.reduce_scatter(compressing, buffer.memory, slices, input, input.shape)
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, source.nbytes, input.device)
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
     return _deliver_staged(work, buffer, output, async_op)

@@ -6,18 +6,17 @@ Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Mod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import composed
+from comm_collectives.composed import Method
 from comm_collectives.compression import pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.compressed_call import CompressedCall
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.link import Link, Sizes
-from comm_collectives.compression.settings import Compression
 from comm_collectives.compression.shares import Shares
 from comm_collectives.compression.states import find_state
 from comm_collectives.failed_steps import breaking
@@ -63,37 +62,29 @@ class EncodedBetween(Between):
         pipeline.all_gather(self._link, torch.split(share, own.numel()), own)
 
 
-def suits(compression: Compression, backend: Backend, group: ProcessGroup | None, *tensors: torch.Tensor) -> bool:
-    """Return whether a call on ``tensors``, one a rank or one for all, is to go in steps.
+def suits(call: CompressedCall, *tensors: torch.Tensor) -> bool:
+    """Return whether ``call`` on ``tensors``, one a rank or one for all, is to go in steps.
 
     Where hosts have one rank each, or different numbers of them, everything travels encoded, in one step.
     """
     return (
-        compression.between_hosts
+        call.compression.between_hosts
         and len({one.numel() for one in tensors}) == 1
         and tensors[0].device.type == "cpu"
-        and find_layout(backend, group) is not None
+        and find_layout(call.backend, call.group) is not None
     )
 
 
-def all_reduce(
-    call: str,
-    backend: Backend,
-    tensor: torch.Tensor,
-    op: ReduceOp,
-    group: ProcessGroup | None,
-    async_op: bool,
-    compression: Compression,
-) -> Work | None:
-    """Reduce a dense ``tensor`` in place, in the order of its memory."""
-    layout, sizes = _sizes(backend, group, compression)
+def all_reduce(call: CompressedCall, tensor: torch.Tensor) -> Work | None:
+    """See ``calls.all_reduce``."""
+    layout, sizes = _sizes(call)
     elements = memory_view(tensor)
 
     def shares() -> Shares:
         pieces = algorithms.all_reduce_pieces(layout, elements, EncodedBetween.piece_bytes)
         return Shares.of_all_reduce(layout, sizes, elements.numel(), pieces)
 
-    feedback, refusal = _feedback(compression, tensor, op, backend, group, shares)
+    feedback, refusal = _feedback(call, tensor, shares)
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent = None if feedback is None else feedback.take_unsent()
@@ -103,108 +94,75 @@ def all_reduce(
 
     what = f"all_reduce of {elements.numel()} {elements.dtype}"
     sent = sizes.all_reduce_bytes(-(-elements.numel() // layout.ranks_per_host))
-    return _run(call, backend, group, tensor, op, async_op, compression, what, sent, steps, tensor, feedback, refusal)
+    return _run(call, what, sent, steps, feedback, refusal)
 
 
 def reduce_scatter(
-    call: str,
-    backend: Backend,
-    output: torch.Tensor,
-    slices: Sequence[torch.Tensor],
-    counted: torch.Tensor,
-    op: ReduceOp,
-    group: ProcessGroup | None,
-    async_op: bool,
-    compression: Compression,
-    finish: Callable[[], None],
-    place: torch.Tensor,
+    call: CompressedCall, output: torch.Tensor, slices: Sequence[torch.Tensor], place: torch.Tensor
 ) -> Work | None:
     """See ``calls.reduce_scatter``."""
-    layout, sizes = _sizes(backend, group, compression)
+    layout, sizes = _sizes(call)
     row = output.numel()
 
     def shares() -> Shares:
         pieces = algorithms.reduce_scatter_pieces(layout, output, EncodedBetween.piece_bytes)
         return Shares.of_reduce_scatter(layout, row, pieces)
 
-    feedback, refusal = _feedback(compression, place, op, backend, group, shares)
+    feedback, refusal = _feedback(call, place, shares)
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent, rows = None if feedback is None else feedback.take_unsent(), slices
         if unsent is not None:
             rows = [one + more for one, more in zip(slices, torch.split(unsent, row), strict=True)]
         algorithms.reduce_scatter(inner, plan, output, rows, ReduceOp.SUM, between)
-        finish()
 
     what = f"reduce_scatter of {len(slices)}x{row} {output.dtype}"
     sent = (sizes.size - 1) * sizes.wire_bytes(row)
-    return _run(call, backend, group, counted, op, async_op, compression, what, sent, steps, output, feedback, refusal)
+    return _run(call, what, sent, steps, feedback, refusal)
 
 
-def all_gather(
-    call: str,
-    backend: Backend,
-    targets: Sequence[torch.Tensor],
-    source: torch.Tensor,
-    group: ProcessGroup | None,
-    async_op: bool,
-    compression: Compression,
-    finish: Callable[[], None],
-    result: Any,
-) -> Work | None:
+def all_gather(call: CompressedCall, targets: Sequence[torch.Tensor], source: torch.Tensor) -> Work | None:
     """See ``calls.all_gather``."""
-    _, sizes = _sizes(backend, group, compression)
+    _, sizes = _sizes(call)
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         algorithms.all_gather(inner, plan, targets, source, between)
-        finish()
 
     what = f"all_gather of {source.numel()} {source.dtype}"
     sent = (sizes.size - 1) * sizes.wire_bytes(source.numel())
-    return _run(call, backend, group, source, None, async_op, compression, what, sent, steps, result, None, "")
+    return _run(call, what, sent, steps, None, "")
 
 
-def _sizes(backend: Backend, group: ProcessGroup | None, compression: Compression) -> tuple[Layout, Sizes]:
-    """Return the layout of a group, and the sizes of what its hosts exchange."""
-    layout, codec = find_layout(backend, group), compression.codec
-    assert codec is not None
+def _sizes(call: CompressedCall) -> tuple[Layout, Sizes]:
+    """Return the layout of the group, and the sizes of what its hosts exchange."""
+    layout = find_layout(call.backend, call.group)
     assert layout is not None
-    return layout, Sizes(codec, len(layout.hosts), layout.host)
+    return layout, Sizes(call.codec, len(layout.hosts), layout.host)
 
 
 def _feedback(
-    compression: Compression,
-    place: torch.Tensor,
-    op: ReduceOp,
-    backend: Backend,
-    group: ProcessGroup | None,
-    make_shares: Callable[[], Shares],
+    call: CompressedCall, place: torch.Tensor, make_shares: Callable[[], Shares]
 ) -> tuple[Feedback | None, str]:
     """Return what shares have lost, None without error feedback, and why this rank refuses to go on from that."""
-    if not compression.error_feedback:
+    if not call.compression.error_feedback:
         return None, ""
-    shares, average = make_shares(), op is ReduceOp.AVG
+    shares = make_shares()
     return find_state(
-        lambda members: compression.feedback(place, shares.count, 0, average, members, shares), backend, group
+        lambda members: call.compression.feedback(place, shares.count, 0, call.averages, members, shares),
+        call.backend,
+        call.group,
     )
 
 
 def _run(
-    call: str,
-    backend: Backend,
-    group: ProcessGroup | None,
-    counted: torch.Tensor,
-    op: ReduceOp | None,
-    async_op: bool,
-    compression: Compression,
+    call: CompressedCall,
     what: str,
     wire_bytes: int,
     steps: Callable[[Backend, Plan, EncodedBetween], None],
-    result: Any,
     feedback: Feedback | None,
     refusal: str,
 ) -> Work | None:
-    """Do ``steps``, now or in the group's thread, and have them recorded as one call of the user's.
+    """Do ``steps``, now or in the group's thread, and have them recorded as one call of the program's.
 
     All ranks of the group compare what they are about to do before they send anything else.
 
@@ -214,9 +172,8 @@ def _run(
         steps: the collective, given what does the step between hosts.
         refusal: see ``agreement.Agreement``.
     """
-    codec = compression.codec
-    assert codec is not None
-    of_all = f"{what}{' (avg)' if op is ReduceOp.AVG else ''} with {compression.describe_call()}"
+    compression = call.compression
+    of_all = f"{what}{' (avg)' if call.averages else ''} with {compression.describe_call()}"
 
     def agreed_plan(inner: Backend, used: ProcessGroup | None) -> Plan:
         Agreement(inner, used, of_all, refusal=refusal).check()
@@ -224,10 +181,8 @@ def _run(
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         plan = agreed_plan(inner, used)
-        with breaking(call, inner, used, plan.groups, what=f"the compression {compression!r}"):
-            steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG, feedback))
+        with breaking(call.name, inner, used, plan.groups, what=f"the compression {compression!r}"):
+            steps(inner, plan, EncodedBetween(inner, plan, call.codec, call.averages, feedback))
+        call.finish()
 
-    method = repr(compression)
-    return composed.run(
-        call, backend, group, counted, op, async_op, body, result, method, wire_bytes, composed.NO_ROOT, agreed_plan
-    )
+    return call.run(body, Method(repr(compression), wire_bytes), agreed_plan)

@@ -33,6 +33,6 @@ def no_default(group: ProcessGroup | None) -> str | None:
     """Return the ``compression`` of a call on ``group`` that is to travel as it is, whatever the default.
 
     Returns:
-        None where there is no default, as a fast path serves only calls that say nothing.
+        None where there is no default: only calls that say nothing go into a graph of ``torch.compile``.
     """
     return None if default_of(group) is None else "none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,17 +26,25 @@ from comm_utils.log import logger
 from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.sizes import format_size
+from comm_utils.torch_support.plain_tensors import present
 
-__all__ = ["DTYPES", "choose", "forget_choices", "threshold"]
+__all__ = ["DTYPES", "PLAIN", "choose", "forget_choices", "simplify", "threshold"]
 
 #: Dtypes that are compressed; others are exact, or have no place in a format.
 DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
+_USUAL_OPS = frozenset((None, "sum", "avg", *_OPS, torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG))
+
+#: The ``compression`` of a call that travels as it is.
+PLAIN = "none"
 
 # What is smaller is not measured, and not compressed.
 _MEASURED_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 # A gain below that may have been chance.
 _AT_MOST = 0.9
+
+# Of the answers that are kept; a program may make a Compression for each call.
+_MOST_KNOWN = 1000
 
 #: By operation, compression and kind of device: the size from which on it is faster; None for never.
 _Limits: TypeAlias = dict[tuple[str, str, str], int | None]
@@ -59,7 +68,53 @@ def threshold(operation: str, group: ProcessGroup | None) -> int | None:
     # Where ranks have different sizes, all of them have to agree on what is small.
     if operations.get(operation).pattern.uneven:
         return 0
-    return _MEASURED_BYTES[0] if found.min_size_bytes == AUTO else found.settled_min_size_bytes
+    if found.min_size_bytes != AUTO:
+        return found.settled_min_size_bytes
+    kinds = present(active_backend().device_types(group))
+    limits = [_limit_so_far(operation, found, group, kind) for kind in kinds]
+    return min((one for one in limits if one is not None), default=None)
+
+
+def _limit_so_far(operation: str, compression: Compression, group: ProcessGroup | None, device: str) -> int | None:
+    """Return the size from which on calls are compressed, or measured; None where they never are."""
+    key = operations.get(operation).measured_as, repr(compression), device
+    return _measured.of(group).get(key, _MEASURED_BYTES[0])
+
+
+def simplify(call: str, given: Any, op: Any, group: ProcessGroup | None, tensors: Sequence[Any]) -> Any:
+    """Return :data:`PLAIN` where a call with ``compression=given`` travels as it is, and ``given`` otherwise.
+
+    Where that takes longer to find out, or the call may be wrong, :func:`choose` does.
+    """
+    if type(given) is str:
+        return PLAIN if given == PLAIN else given
+    first = tensors[0]
+    # Lists are left to the checked path.
+    if type(given) is not Compression or not isinstance(first, torch.Tensor) or first.dtype not in DTYPES:
+        return given
+    known = slot.fast_paths.memo("compression")
+    key = call, given, op, group, first.device.type
+    try:
+        limit = known[key]
+    except KeyError:
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        limit = known[key] = _plain_below(call, given, op, group, first.device.type)
+    except TypeError:  # not hashable, so not an op
+        return given
+    if limit is None or all(isinstance(one, torch.Tensor) and one.nbytes < limit for one in tensors):
+        return PLAIN
+    return given
+
+
+def _plain_below(call: str, given: Compression, op: Any, group: ProcessGroup | None, device: str) -> int | None:
+    """Return the size of the smallest tensors with which a call may not be plain; None where it always is."""
+    # Of calls of different sizes, ranks have to agree on the size.
+    if operations.get(call).pattern.uneven or not _serves(given, call) or op not in _USUAL_OPS:
+        return 0
+    if not _has_a_link(given, group):
+        return None
+    return _limit_so_far(call, given, group, device) if given.min_size_bytes == AUTO else given.settled_min_size_bytes
 
 
 def _serves(compression: Compression, operation: str) -> bool:
@@ -138,11 +193,12 @@ def _by_size(
         if size_bytes < _MEASURED_BYTES[0] and not row.pattern.uneven:
             return None
         limit = _measured_limit(row.measured_as, found, group, tensor.device)
-        if limit is None:
-            return None
-        found = found.with_min_size(limit)
-    if size_bytes < found.settled_min_size_bytes and not row.pattern.uneven:
+    else:
+        limit = found.settled_min_size_bytes
+    if limit is None or (size_bytes < limit and not row.pattern.uneven):
         return None
+    if found.min_size_bytes == AUTO:
+        found = found.with_min_size(limit)
     if op is None or order_of(group) is None:
         return found
     # Where an element lies decides with which others it is encoded, and who adds it without encoding.

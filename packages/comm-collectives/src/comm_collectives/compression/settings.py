@@ -114,10 +114,11 @@ class Compression:
         #: The hooks that have names of these states to themselves.
         self.users = StateUsers()
         self._name: str | None = None
+        self._repr = self._described(repr(self.codec))
 
     def __repr__(self) -> str:
         """Return what ranks have to agree on."""
-        return self._described(repr(self.codec))
+        return self._repr
 
     def _described(self, codec: str) -> str:
         return f"{self._of_everything(codec)}{' between hosts' * self.between_hosts}"

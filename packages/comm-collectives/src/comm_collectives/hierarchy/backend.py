@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import composed
+from comm_collectives.composed import NO_ROOT, ComposedCall, Method
 from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
@@ -138,27 +138,16 @@ class HierarchicalBackend(BackendWrapper):
         wire_bytes: int,
         steps: Callable[[Backend, Plan], None],
         result: Any,
-        root: tuple[int | None, int | None] = (None, None),
+        root: tuple[int | None, int | None] = NO_ROOT,
     ) -> Work | None:
         def body(inner: Backend, used: ProcessGroup | None) -> None:
             plan = self._plan if used is self._group else find_plan(inner, used)
             with breaking(operation, inner, used, plan.groups):
                 steps(inner, plan)
 
-        return composed.run(
-            operation,
-            self.inner,
-            self._group,
-            counted,
-            None if op is None else parse_reduce_op(op),
-            async_op,
-            body,
-            result,
-            f"{HIERARCHICAL}({self._plan.layout})",
-            wire_bytes,
-            root,
-            find_plan,
-        )
+        reduce_op = None if op is None else parse_reduce_op(op)
+        call = ComposedCall(operation, self.inner, self._group, counted, reduce_op, async_op, result, root=root)
+        return call.run(body, Method(f"{HIERARCHICAL}({self._plan.layout})", wire_bytes), find_plan)
 
 
 def _composed() -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT
+from comm_collectives.composed import ONE_STEP, ComposedCall, Method
+from comm_collectives.recorded.call_series import ANYBODY
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.fast_path import recorded_fast_path, splits_of
 from comm_collectives.recorded.timed_calls import TimedCalls
@@ -46,39 +47,21 @@ class RecordingBackend(TimedCalls):
         return None if call is None else recorded_fast_path(self, operation, detail, group, async_op, call)
 
     def observe_composed(
-        self,
-        call: str,
-        group: ProcessGroup | None,
-        counted: torch.Tensor,
-        op: object,
-        async_op: bool,
-        method: str,
-        wire_bytes: int,
-        started: Callable[[Backend], Work | None],
-        root: tuple[int | None, int | None] = NO_ROOT,
-        was_plain: Callable[[], bool] | None = None,
+        self, call: ComposedCall, method: Method, started: Callable[[Backend], Work | None]
     ) -> Work | None:
-        """Do what ``started`` does with the wrapped backend, compressed or in several steps; record it as one ``call``.
-
-        Args:
-            counted: whose size is that of the call.
-            method: how it is done: a codec, or the steps of a hierarchical collective.
-            wire_bytes: what this rank sends.
-            root: a global rank or a group rank.
-            was_plain: asked at the end of the call: it was done without ``method`` after all.
-        """
-        like = self._composed_like(call, group, counted, op, async_op, method, wire_bytes, root)
+        """Do what ``started`` does with the wrapped backend, compressed or in several steps; record it as ``call``."""
+        like = self._composed_like(call, method)
         instead = None
-        if was_plain is not None:
-            instead = was_plain, self._composed_like(call, group, counted, op, async_op, "", 0, root)
-        begin, outcome, end = self._marked(like, async_op, started, (self.inner,))
-        if instead is not None and not async_op and instead[0]():
+        if method.was_plain is not None:
+            instead = method.was_plain, self._composed_like(call, ONE_STEP)
+        begin, outcome, end = self._marked(like, call.async_op, started, (self.inner,))
+        if instead is not None and not call.async_op and instead[0]():
             like = instead[1]
         series, counter, own, what = like
         sequence = next(counter)
         if series is None:
             return outcome
-        if async_op and outcome is not None:
+        if call.async_op and outcome is not None:
             return ObservedWork(outcome, self._log, like, (sequence, begin, end), instead)
         if own is None:
             series.add(sequence, begin, end)

@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from comm_collectives import labels
+from comm_collectives.composed import NO_ROOT, ComposedCall, Method
 from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.work import Like
@@ -24,7 +25,6 @@ from comm_utils.sizes import message_size_bytes
 __all__ = ["ANYBODY", "NO_ROOT", "CallSeries"]
 
 #: Global rank and group rank of a root: there is none.
-NO_ROOT: tuple[int | None, int | None] = (None, None)
 #: The source of a message from any source.
 ANYBODY: tuple[int | None, int | None] = (None, -1)
 # So many different calls are remembered before all are forgotten.
@@ -124,25 +124,16 @@ class CallSeries(BackendWrapper):
         series = log.series(what)
         return Like(series, counter, _own(what, series.operation), what)
 
-    def _composed_like(
-        self,
-        call: str,
-        group: ProcessGroup | None,
-        counted: Any,
-        op: object,
-        async_op: bool,
-        method: str,
-        wire_bytes: int,
-        root: tuple[int | None, int | None],
-    ) -> Like:
+    def _composed_like(self, call: ComposedCall, method: Method) -> Like:
         """Return the series in which calls of this kind are recorded that are made of several exchanges."""
         log, label, known = self._log, labels.label.get(), self._known
         usual = log.is_plain and label is NO_LABEL
-        size = counted.nbytes, counted.dtype, counted.is_cpu
-        key = (call, size, group, op, method, wire_bytes, root, async_op, self.call)
+        group, counted, op, async_op, root = call.group, call.counted, call.op, call.async_op, call.root
+        size, way = (counted.nbytes, counted.dtype, counted.is_cpu), (method.name, method.wire_bytes)
+        key = (call.name, size, group, op, way, root, async_op, self.call)
         found: Like | None = known.get(key) if usual else None
         if found is None:
-            found = self._new_like(label, call, group, counted, op, root, 0, async_op, method, wire_bytes)
+            found = self._new_like(label, call.name, group, counted, op, root, 0, async_op, *way)
             if usual and found.series is not None:
                 if len(known) >= _MOST_KNOWN:
                     known.clear()

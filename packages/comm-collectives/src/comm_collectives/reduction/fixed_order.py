@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import composed
 from comm_collectives.buffers import Buffers
+from comm_collectives.composed import ComposedCall
 from comm_collectives.memory import as_bytes
 from comm_collectives.reduction.exchanging import exchange_parts
 from comm_collectives.reduction.order import Fold, Order
@@ -55,19 +55,20 @@ def all_reduce(
 ) -> Work | None:
     """Reduce ``elements``, (n,), the memory of ``tensor``, in place."""
     wire, W = _real(elements), backend.get_world_size(group)
+    composed = ComposedCall(call, backend, group, tensor, op, async_op, tensor)
     if W * wire.nbytes > _GATHERED_BYTES:
 
         def body(inner: Backend, used: ProcessGroup | None) -> None:
             _reduce_in_pieces(inner, used, wire, op, order.fold, None)
 
-        return composed.run(call, backend, group, tensor, op, async_op, body, tensor)
+        return composed.run(body)
 
     def started(inner: Backend) -> Work | None:
         parts = wire.new_empty(W, wire.numel())
         work = inner.all_gather_into_tensor(_bytes(parts), _bytes(wire), group, async_op)
         return deliver([work], lambda: order.fold(parts, op, wire), tensor, async_op)
 
-    return composed.observed(call, backend, group, tensor, op, async_op, started)
+    return composed.observed(started)
 
 
 def reduce(
@@ -84,6 +85,7 @@ def reduce(
     """Reduce ``elements``, (n,), of ``tensor`` in place on ``group_dst``, and then ``finish`` there."""
     wire, W = _real(elements), backend.get_world_size(group)
     is_dst, root = backend.get_rank(group) == group_dst, (None, group_dst)
+    composed = ComposedCall("reduce", backend, group, tensor, op, async_op, tensor, root=root)
     if W * wire.nbytes > _GATHERED_BYTES:
 
         def body(inner: Backend, used: ProcessGroup | None) -> None:
@@ -91,7 +93,7 @@ def reduce(
             if finish is not None:
                 finish()
 
-        return composed.run("reduce", backend, group, tensor, op, async_op, body, tensor, root=root)
+        return composed.run(body)
 
     def started(inner: Backend) -> Work | None:
         if not is_dst:
@@ -107,7 +109,7 @@ def reduce(
 
         return deliver([work], add, tensor, async_op)
 
-    return composed.observed("reduce", backend, group, tensor, op, async_op, started, root=root)
+    return composed.observed(started)
 
 
 def reduce_scatter(
@@ -125,12 +127,13 @@ def reduce_scatter(
     target, W = _real(output), backend.get_world_size(group)
     slices = [_real(one) for one in torch.split(input, list(sizes))]
     counted = input[: input.numel() // W]  # the part of a rank, of the same size on every rank
+    composed = ComposedCall(call, backend, group, counted, op, async_op, output)
     if _real(input).nbytes > _PIECE_BYTES:
 
         def body(inner: Backend, used: ProcessGroup | None) -> None:
             _reduce_slices_in_pieces(inner, used, target, slices, op, order.fold)
 
-        return composed.run(call, backend, group, counted, op, async_op, body, output)
+        return composed.run(body)
 
     def started(inner: Backend) -> Work | None:
         parts = target.new_empty(W, target.numel())
@@ -138,7 +141,7 @@ def reduce_scatter(
         work = exchange_parts(inner, _bytes(parts), _bytes(_real(input)), nbytes, group, async_op)
         return deliver([work], lambda: order.fold(parts, op, target), output, async_op)
 
-    return composed.observed(call, backend, group, counted, op, async_op, started)
+    return composed.observed(started)
 
 
 def _reduce_in_pieces(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import cast
 
 from comm_collectives import BackendWrapper, instrument, instrumented
+from comm_collectives.composed import ComposedCall, Method
 from comm_utils.backend import Backend, Work
 
 __all__ = ["Counted", "counted_bytes"]
@@ -25,21 +26,11 @@ def counted_bytes() -> Iterator[Counted]:
 
     class Counting(BackendWrapper):
         def observe_composed(
-            self,
-            call: str,
-            group: Any,
-            tensor: Any,
-            op: Any,
-            async_op: bool,
-            method: str,
-            wire_bytes: int,
-            started: Callable[[Backend], Work | None],
-            root: Any,
-            was_plain: Callable[[], bool] | None,
+            self, call: ComposedCall, method: Method, started: Callable[[Backend], Work | None]
         ) -> Work | None:
             outcome = started(self.inner)
-            if was_plain is None or async_op or not was_plain():
-                counted.wire_bytes += wire_bytes
+            if method.was_plain is None or call.async_op or not method.was_plain():
+                counted.wire_bytes += method.wire_bytes
             return outcome
 
     instrument(*usual, lambda inner: cast(Backend, Counting(inner)))
