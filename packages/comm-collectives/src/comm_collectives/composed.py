@@ -24,7 +24,7 @@ NO_ROOT: tuple[int | None, int | None] = (None, None)
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a call is done, for the record."""
+    """Describe how a call is done, for the record."""
 
     name: str = ""
     #: What this rank sends.
