@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,38 @@ def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.S
         assert termios.tcgetattr(theirs) == before
         os.close(theirs)
         os.close(ours)
+
+
+def test_in_the_background_of_a_terminal(tmp_path: Path) -> None:
+    """As of ``timeout 60 commctl top`` in a shell: it shows the job, and a signal ends it."""
+    with writers(tmp_path, {0: STEP}):
+        ours, theirs = pty.openpty()
+        program = [sys.executable, "-m", "comm_orchestrator", "top", str(tmp_path), "--interval", "0.2"]
+        shell = ["bash", "-c", 'set -m; "$@" & echo "started $!."; wait $!', "bash", *program]
+        environment = {**os.environ, "TERM": "xterm"}
+        started: list[str] = []
+        with subprocess.Popen(
+            shell, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=_lead_session
+        ) as process:
+            try:
+                before = termios.tcgetattr(theirs)
+                started = re.findall(r"started (\d+)\.", _read_until(ours, r"started (\d+)\."))
+                _read_until(ours, "q ends")
+                os.kill(int(started[0]), signal.SIGTERM)
+                assert process.wait(30) == 128 + signal.SIGTERM
+                assert termios.tcgetattr(theirs) == before
+            finally:
+                process.kill()
+                for pid in started:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+        os.close(theirs)
+        os.close(ours)
+
+
+def _lead_session() -> None:
+    os.setsid()
+    _foreground()
 
 
 def _foreground() -> None:

@@ -93,13 +93,12 @@ def repeat(look: Callable[[], Parts], interval_s: float) -> None:
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
     """Provide a function that waits so many seconds for a key and returns it, ``""`` without one."""
-    if not sys.stdin.isatty():
+    if not sys.stdin.isatty() or not _in_foreground(descriptor := sys.stdin.fileno()):
         yield _no_key
         return
     import termios
     import tty
 
-    descriptor = sys.stdin.fileno()
     settings = termios.tcgetattr(descriptor)
 
     def pressed(timeout_s: float) -> str:
@@ -110,7 +109,16 @@ def _keys() -> Iterator[Callable[[float], str]]:
         tty.setcbreak(descriptor)
         yield pressed
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, settings)
+        if _in_foreground(descriptor):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, settings)
+
+
+def _in_foreground(descriptor: int) -> bool:
+    """Report if this process may change the settings of a terminal: one in its background is stopped for that."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:  # not the controlling terminal, so nothing stops this process
+        return True
 
 
 def _no_key(timeout_s: float) -> str:
