@@ -167,6 +167,8 @@ def run_torchs_groups() -> None:
         for how in ({}, {"async_op": True}):
             with pytest.raises(dist.NotInitializedError, match=f"^{name}: .* no longer exists"):
                 call(**how)
+    with pytest.raises(dist.NotInitializedError, match=r"^destroy_process_group: .* no longer exists"):
+        dist.destroy_process_group(theirs)
     ours = dist.new_group([0, 1])
     tensor = torch.ones(1)
     c10d.all_reduce(tensor, group=ours)

@@ -318,7 +318,10 @@ def destroy_process_group(group: Group = None) -> None:
         own = background.forget(group)
         for made in (*([] if own is None else [*forget_plans(own), own]), *forget_plans(group)):
             backend.destroy_process_group(made)
-    backend.destroy_process_group(group)
+    try:
+        backend.destroy_process_group(group)
+    except NotInitializedError as error:
+        raise _named("destroy_process_group", error) from None
 
 
 @collective()

@@ -212,7 +212,10 @@ class ProcessGroups:
         return self._maker.make(self._call or "new_group", planned, own_rank, self.get_store(), limit, create)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
-        state = self._states.pop(self._state(group).pg)
+        state = self._state(group)
+        if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed
+            self._remember(state.pg)
+        del self._states[state.pg]
         ending = [state]
         if group is None:
             ending += self._states.values()
