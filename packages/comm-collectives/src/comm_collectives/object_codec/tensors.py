@@ -42,9 +42,8 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise Refused(f"got a sparse tensor ({tensor.layout}); send to_dense() of it")
     if tensor.dtype in _OPAQUE:
-        raise Refused(
-            f"got a tensor of {tensor.dtype}; send its int_repr() or another integer tensor, and scales apart"
-        )
+        remedy = "its int_repr(), and scales apart" if tensor.is_quantized else "view(torch.uint8) of it"
+        raise Refused(f"got a tensor of {tensor.dtype}; send {remedy}")
     if tensor.device.type == "meta":
         raise Refused("got a tensor on the device 'meta', which has no elements")
     if tensor.dim() > _MAX_DIMENSIONS:
