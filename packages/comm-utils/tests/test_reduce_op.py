@@ -91,7 +91,7 @@ def test_operations_that_are_not_served(op: object) -> None:
     with pytest.raises(ArgumentError, match="expected one of 'sum'") as refused:
         parse_reduce_op(op)
     assert not isinstance(refused.value, TypeError)
-    assert str(refused.value).startswith("op: got ")
+    assert str(refused.value).startswith(f"op: got ReduceOp.{op.name}; ")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 
 
 def shown(value: object) -> str:
-    """Return the beginning of ``repr(value)`` in one line, or the name of its type where there is no ``repr``."""
+    """Return ``repr(value)`` in one short line, or the name of its type where there is no ``repr``."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # of an object that is only half made, or of an int with too many digits
         return f"<{type(value).__name__}>"
-    return text[:_MOST]
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
 
 
 def seconds_to_wait(timeout: object) -> float | None:

@@ -58,7 +58,8 @@ def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if name == "premul_sum":
             hint = "; multiply the tensor by the factor before the call, with op='sum'"
-        raise ArgumentError(f"{where}: got {shown(op)}; expected one of {_NAMES}{hint}")
+        got = shown(op) if isinstance(op, str) else f"ReduceOp.{name.upper()}"
+        raise ArgumentError(f"{where}: got {got}; expected one of {_NAMES}{hint}")
     return found
 
 
