@@ -20,10 +20,9 @@ from comm_collectives.buffers import Buffers
 from comm_collectives.composed import ComposedCall
 from comm_collectives.memory import as_bytes
 from comm_collectives.reduction.exchanging import exchange_parts
-from comm_collectives.reduction.order import Fold, Order
+from comm_collectives.reduction.order import FoldParts
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
-from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter"]
 
@@ -43,109 +42,70 @@ class _Piece(NamedTuple):
     received: torch.Tensor
 
 
-def all_reduce(
-    backend: Backend,
-    tensor: torch.Tensor,
-    elements: torch.Tensor,
-    op: ReduceOp,
-    group: ProcessGroup | None,
-    async_op: bool,
-    order: Order,
-    call: str,
-) -> Work | None:
-    """Reduce ``elements``, (n,), the memory of ``tensor``, in place."""
-    wire, W = _real(elements), backend.get_world_size(group)
-    composed = ComposedCall(call, backend, group, tensor, op, async_op, tensor)
+def all_reduce(call: ComposedCall, elements: torch.Tensor, fold: FoldParts) -> Work | None:
+    """Reduce ``elements``, (n,), the memory of the tensor of ``call``, in place."""
+    wire, W = _real(elements), call.backend.get_world_size(call.group)
     if W * wire.nbytes > _GATHERED_BYTES:
-
-        def body(inner: Backend, used: ProcessGroup | None) -> None:
-            _reduce_in_pieces(inner, used, wire, op, order.fold, None)
-
-        return composed.run(body)
+        return call.run(lambda inner, used: _reduce_in_pieces(inner, used, wire, fold, None))
 
     def started(inner: Backend) -> Work | None:
         parts = wire.new_empty(W, wire.numel())
-        work = inner.all_gather_into_tensor(_bytes(parts), _bytes(wire), group, async_op)
-        return deliver([work], lambda: order.fold(parts, op, wire), tensor, async_op)
+        work = inner.all_gather_into_tensor(_bytes(parts), _bytes(wire), call.group, call.async_op)
+        return deliver([work], lambda: fold(parts, wire), call.result, call.async_op)
 
-    return composed.observed(started)
+    return call.observed(started)
 
 
 def reduce(
-    backend: Backend,
-    tensor: torch.Tensor,
-    elements: torch.Tensor,
-    group_dst: int,
-    op: ReduceOp,
-    group: ProcessGroup | None,
-    async_op: bool,
-    order: Order,
-    finish: Callable[[], None] | None,
+    call: ComposedCall, elements: torch.Tensor, fold: FoldParts, finish: Callable[[], None] | None
 ) -> Work | None:
-    """Reduce ``elements``, (n,), of ``tensor`` in place on ``group_dst``, and then ``finish`` there."""
-    wire, W = _real(elements), backend.get_world_size(group)
-    is_dst, root = backend.get_rank(group) == group_dst, (None, group_dst)
-    composed = ComposedCall("reduce", backend, group, tensor, op, async_op, tensor, root=root)
+    """Reduce ``elements``, (n,), of the tensor of ``call`` in place on its root, and then ``finish`` there."""
+    group, async_op, (_, root) = call.group, call.async_op, call.root
+    wire, W = _real(elements), call.backend.get_world_size(group)
     if W * wire.nbytes > _GATHERED_BYTES:
 
         def body(inner: Backend, used: ProcessGroup | None) -> None:
-            _reduce_in_pieces(inner, used, wire, op, order.fold, group_dst)
+            _reduce_in_pieces(inner, used, wire, fold, root)
             if finish is not None:
                 finish()
 
-        return composed.run(body)
+        return call.run(body)
 
     def started(inner: Backend) -> Work | None:
-        if not is_dst:
-            work = inner.gather(_bytes(wire), None, None, group, async_op, group_dst)
-            return deliver([work], None, tensor, async_op)
+        if inner.get_rank(group) != root:
+            work = inner.gather(_bytes(wire), None, None, group, async_op, root)
+            return deliver([work], None, call.result, async_op)
         parts = wire.new_empty(W, wire.numel())
-        work = inner.gather(_bytes(wire), [_bytes(part) for part in parts], None, group, async_op, group_dst)
+        work = inner.gather(_bytes(wire), [_bytes(part) for part in parts], None, group, async_op, root)
 
         def add() -> None:
-            order.fold(parts, op, wire)
+            fold(parts, wire)
             if finish is not None:
                 finish()
 
-        return deliver([work], add, tensor, async_op)
+        return deliver([work], add, call.result, async_op)
 
-    return composed.observed(started)
+    return call.observed(started)
 
 
-def reduce_scatter(
-    backend: Backend,
-    output: torch.Tensor,
-    input: torch.Tensor,
-    sizes: Sequence[int],
-    op: ReduceOp,
-    group: ProcessGroup | None,
-    async_op: bool,
-    order: Order,
-    call: str,
-) -> Work | None:
-    """Reduce part r, ``sizes[r]`` elements, of every rank's ``input``, (n,), into ``output`` of rank r."""
-    target, W = _real(output), backend.get_world_size(group)
+def reduce_scatter(call: ComposedCall, input: torch.Tensor, sizes: Sequence[int], fold: FoldParts) -> Work | None:
+    """Reduce part r, ``sizes[r]`` elements, of every rank's ``input``, (n,), into the result of ``call`` on rank r."""
+    target, W = _real(call.result), call.backend.get_world_size(call.group)
     slices = [_real(one) for one in torch.split(input, list(sizes))]
-    counted = input[: input.numel() // W]  # the part of a rank, of the same size on every rank
-    composed = ComposedCall(call, backend, group, counted, op, async_op, output)
     if _real(input).nbytes > _PIECE_BYTES:
-
-        def body(inner: Backend, used: ProcessGroup | None) -> None:
-            _reduce_slices_in_pieces(inner, used, target, slices, op, order.fold)
-
-        return composed.run(body)
+        return call.run(lambda inner, used: _reduce_slices_in_pieces(inner, used, target, slices, fold))
 
     def started(inner: Backend) -> Work | None:
         parts = target.new_empty(W, target.numel())
         nbytes = [one.nbytes for one in slices]
-        work = exchange_parts(inner, _bytes(parts), _bytes(_real(input)), nbytes, group, async_op)
-        return deliver([work], lambda: order.fold(parts, op, target), output, async_op)
+        work = exchange_parts(inner, _bytes(parts), _bytes(_real(input)), nbytes, call.group, call.async_op)
+        return deliver([work], lambda: fold(parts, target), call.result, call.async_op)
 
-    return composed.observed(started)
+    return call.observed(started)
 
 
 def _reduce_in_pieces(
-    backend: Backend, group: ProcessGroup | None, elements: torch.Tensor, op: ReduceOp, fold: Fold, root: int | None
+    backend: Backend, group: ProcessGroup | None, elements: torch.Tensor, fold: FoldParts, root: int | None
 ) -> None:
     """Reduce ``elements``, (n,), in place on ``root``, or on every rank where that is None."""
     W, rank = backend.get_world_size(group), backend.get_rank(group)
@@ -168,7 +128,7 @@ def _reduce_in_pieces(
         def add(one: _Piece) -> _Piece:
             one.work.wait()
             own = _take(buffers, one.received.numel() // W, elements.dtype)
-            fold(one.received.view(W, -1), op, own)
+            fold(one.received.view(W, -1), own)
             whole = one.sent
             buffers.give_back(one.received.view(torch.uint8))
             if root is None:
@@ -204,8 +164,7 @@ def _reduce_slices_in_pieces(
     group: ProcessGroup | None,
     output: torch.Tensor,
     slices: Sequence[torch.Tensor],
-    op: ReduceOp,
-    fold: Fold,
+    fold: FoldParts,
 ) -> None:
     """Reduce entry r of every rank's ``slices`` into ``output``, (n,), of rank r."""
     W, dtype = backend.get_world_size(group), output.dtype
@@ -226,7 +185,7 @@ def _reduce_slices_in_pieces(
 
         def add(one: _Piece) -> None:
             one.work.wait()
-            fold(one.received.view(W, one.target.numel()), op, one.target)
+            fold(one.received.view(W, one.target.numel()), one.target)
             buffers.give_back(one.received.view(torch.uint8), one.sent.view(torch.uint8))
 
         sending: deque[_Piece] = deque()

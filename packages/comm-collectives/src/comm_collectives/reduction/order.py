@@ -17,9 +17,10 @@ from comm_utils.torch_support import factories
 from comm_utils.torch_support.folding import fold, fold_compensated
 from comm_utils.torch_support.reduction_encoding import encoding_for, refusal
 
-__all__ = ["Fold", "Order", "forget_orders", "needed_order", "order_of", "ordered_dtypes", "set_order"]
+__all__ = ["FoldParts", "Order", "forget_orders", "needed_order", "order_of", "ordered_dtypes", "set_order"]
 
-Fold = Callable[[torch.Tensor, ReduceOp, torch.Tensor], None]
+#: Adds the parts of all ranks, (W, n), into the second tensor, (n,).
+FoldParts = Callable[[torch.Tensor, torch.Tensor], None]
 
 #: Dtypes on which the order of additions shows.
 INEXACT = frozenset(
@@ -42,10 +43,10 @@ class Order(Enum):
     FIXED = "on"
     COMPENSATED = "compensated"
 
-    @property
-    def fold(self) -> Fold:
-        """Return the function that adds what one rank has received."""
-        return fold if self is Order.FIXED else fold_compensated
+    def fold_of(self, op: ReduceOp) -> FoldParts:
+        """Return the function that reduces by ``op`` what one rank has received."""
+        adds = fold if self is Order.FIXED else fold_compensated
+        return lambda parts, into: adds(parts, op, into)
 
 
 _orders: GroupSettings[Order | None] = GroupSettings(None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.composed import ComposedCall
 from comm_collectives.memory import as_bytes, concatenate, contiguous, contiguous_elements, memory_view
 from comm_collectives.reduction import fixed_order
 from comm_collectives.reduction.exchanging import exchange_parts
@@ -38,8 +39,9 @@ def all_reduce(
     encoding, W = encoding_for(call, op, tensor.dtype, capabilities), backend.get_world_size(group)
     order = needed_order(group, op, tensor.dtype, capabilities, W)
     if order is not None:
+        composed = ComposedCall(call, backend, group, tensor, op, async_op, tensor)
         with passing_bytes([tensor]):
-            return fixed_order.all_reduce(backend, tensor, memory_view(tensor), op, group, async_op, order, call)
+            return fixed_order.all_reduce(composed, memory_view(tensor), order.fold_of(op))
     # Profilers show the shape of what travels.
     elements = tensor.detach() if encoding.native and tensor.is_contiguous() else memory_view(tensor)
     wire = encoding.encode(elements)
@@ -67,8 +69,9 @@ def reduce(
     is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
     if order is not None:
         back = _copied_back(None, elements, tensor, is_dst and not is_own)
+        composed = ComposedCall("reduce", backend, group, tensor, op, async_op, tensor, root=(None, group_dst))
         with passing_bytes([tensor]):
-            return fixed_order.reduce(backend, tensor, elements, group_dst, op, group, async_op, order, back)
+            return fixed_order.reduce(composed, elements, order.fold_of(op), back)
     wire = encoding.encode(elements)
     if encoding.native:
         if not is_dst and is_own and encoding.shares and not capabilities.preserving_reduce:
@@ -105,9 +108,9 @@ def reduce_scatter_tensor(
     encoding, W = encoding_for(call, op, input.dtype, capabilities), backend.get_world_size(group)
     order = needed_order(group, op, input.dtype, capabilities, W)
     if order is not None:
-        sizes = [output.numel()] * W
+        composed = ComposedCall(call, backend, group, input[: input.numel() // W], op, async_op, output)
         with passing_bytes([input]):
-            return fixed_order.reduce_scatter(backend, output, input, sizes, op, group, async_op, order, call)
+            return fixed_order.reduce_scatter(composed, input, [output.numel()] * W, order.fold_of(op))
     if not (encoding.native and "reduce_scatter_tensor" in capabilities.operations):
         return _exchange_and_fold(backend, output, input, [output.numel()] * W, encoding, group, async_op)
     wire_in = encoding.encode(input)
@@ -135,10 +138,10 @@ def reduce_scatter(
     encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
     order = needed_order(group, op, joined.dtype, capabilities, len(sizes))
     if order is not None:
+        counted = joined[: joined.numel() // len(sizes)]  # the part of a rank, of the same size on every rank
+        composed = ComposedCall("reduce_scatter", backend, group, counted, op, async_op, output)
         with passing_bytes([joined]):
-            return fixed_order.reduce_scatter(
-                backend, output, joined, sizes, op, group, async_op, order, "reduce_scatter"
-            )
+            return fixed_order.reduce_scatter(composed, joined, sizes, order.fold_of(op))
     return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
 
 
