@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from comm_backend_ccl import kernels, shared_memory
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.shared_tensors import shared_memory_stats, tensor_at
 from comm_backend_ccl.tables import Operation
 from comm_utils import ReduceOp
@@ -80,9 +81,7 @@ def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2, reserves: bool = True) ->
 
 
 def start_all_reduce(group: shared_memory.Group, tensor: torch.Tensor) -> Any:
-    address, count = tensor.data_ptr(), tensor.numel()
-    operation = Operation.ALL_REDUCE
-    return shared_memory.start(group, operation, address, address, count, tensor.dtype, ReduceOp.SUM, -1, True)
+    return shared_memory.start(group, Call(Operation.ALL_REDUCE, tensor, tensor, tensor.numel(), watched=True))
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from comm_backend_ccl import native_module, shared_memory, tables
+from comm_backend_ccl.engine_call import Call
 from comm_utils import ReduceOp
 from comm_utils.reduce_op import parse_reduce_op
 
@@ -32,19 +33,7 @@ def both_sides() -> list[shared_memory.Group]:
 
 
 def start(side: shared_memory.Group, tensor: torch.Tensor) -> Any:
-    address, op = tensor.data_ptr(), ReduceOp.SUM
-    return shared_memory.start(
-        side,
-        tables.Operation.ALL_REDUCE,
-        address,
-        address,
-        tensor.numel(),
-        tensor.dtype,
-        op,
-        -1,
-        False,
-        kept=(tensor,),
-    )
+    return shared_memory.start(side, Call(tables.Operation.ALL_REDUCE, tensor, tensor, tensor.numel()))
 
 
 def test_an_operation_that_is_dropped_keeps_its_tensors_until_its_end() -> None:

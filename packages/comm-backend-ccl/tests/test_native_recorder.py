@@ -17,6 +17,7 @@ import torch
 import torch.distributed as c10d
 
 from comm_backend_ccl import CclBackend, shared_memory, tables
+from comm_backend_ccl.engine_call import Call as EngineCall
 from comm_utils import ReduceOp
 from comm_utils.flight_recorder import RECORDER, Call, FlightRecorderSettings, open_ring
 from comm_utils.flight_recorder import layout as ring_layout
@@ -48,20 +49,8 @@ def start(
     watched: bool = False,
     tag: int = 0,
 ) -> Any:
-    address = tensor.data_ptr()
-    return shared_memory.start(
-        side,
-        operation,
-        address,
-        address,
-        tensor.numel(),
-        tensor.dtype,
-        SUM,
-        root,
-        watched,
-        kept=(tensor,),
-        tag=tag,
-    )
+    call = EngineCall(operation, tensor, tensor, tensor.numel(), SUM, root, watched, tag=tag)
+    return shared_memory.start(side, call)
 
 
 @pytest.fixture

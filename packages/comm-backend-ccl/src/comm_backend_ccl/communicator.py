@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.group import Group
 from comm_backend_ccl.recorded import note_call
 from comm_backend_ccl.tables import Operation
@@ -20,34 +21,10 @@ from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 from comm_utils.torch_support.recorded_calls import Note
 
-__all__ = ["Begun", "Call", "Communicator"]
+__all__ = ["Begun", "Communicator"]
 
 #: A handle, None where all is done, and the tensors in whose memory an operation goes on.
 Begun = tuple["EngineHandle | None", tuple[torch.Tensor, ...]]
-
-
-class Call(NamedTuple):
-    """A request to an engine; tensors are dense in memory and have matching sizes.
-
-    Attributes:
-        elements: of the whole tensor for all_reduce, reduce, broadcast and messages, else of a rank's part.
-        watched: it has to come to an end even if nobody waits for it.
-        source_counts, target_counts: elements for each rank, of all_to_all_v.
-        tag: of a message.
-        name: the user's call, for messages and records; "" is the operation.
-    """
-
-    operation: Operation
-    source: torch.Tensor
-    target: torch.Tensor
-    elements: int
-    op: ReduceOp = ReduceOp.SUM
-    root: int = -1
-    watched: bool = False
-    source_counts: Sequence[int] = ()
-    target_counts: Sequence[int] = ()
-    tag: int = 0
-    name: str = ""
 
 
 class Communicator(Group):

@@ -12,7 +12,8 @@ from torch.distributed import Store
 
 from comm_backend_ccl import oneccl_library, placement
 from comm_backend_ccl.any_source import AnySource, QueuedReceive, match_all
-from comm_backend_ccl.communicator import Begun, Call, Communicator
+from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.interface import interface_between
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.shm_cleanup import sweep

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.tables import RECORDED_CODES, Operation
 from comm_utils import operations
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
@@ -22,11 +23,10 @@ class _Group(Protocol):
     def recorded_as(self) -> int: ...
 
 
-def note_call(ours: _Group, call: Any, depth: int) -> Note:
+def note_call(ours: _Group, call: Call, depth: int) -> Note:
     """Record that a call begins.
 
     Args:
-        call: a ``communicator.Call``.
         depth: the caller is looked for so many frames above, and further up.
     """
     name = RECORDED_CODES["operations"][call.operation]

@@ -8,10 +8,9 @@ from collections.abc import Sequence, Set
 from datetime import timedelta
 from typing import Any
 
-import torch
-
 from comm_backend_ccl import host_profile, placement, shared_memory
-from comm_backend_ccl.communicator import Begun, Call, Communicator
+from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, RECORDED_CODES, Operation
 from comm_utils import topology
@@ -105,12 +104,10 @@ class SharedCommunicator(Communicator):
 
     def _begin(self, call: Call) -> Begun:
         self.describe()
-        source, target = call.source, call.target
-        dtype, what = source.dtype, passed()
-        if dtype not in DTYPES:
+        source, target, what = call.source, call.target, passed()
+        if source.dtype not in DTYPES:
             item = source.element_size()
-            what = what._replace(dtype=what.dtype or dtype)
-            dtype = torch.uint8
+            what = what._replace(dtype=what.dtype or source.dtype)
             call = call._replace(
                 elements=call.elements * item,
                 source_counts=[item * one for one in call.source_counts],
@@ -122,26 +119,9 @@ class SharedCommunicator(Communicator):
             call = call._replace(
                 operation=Operation.ALL_TO_ALL_V, elements=0, source_counts=counts, target_counts=counts
             )
-        uneven = call.operation is Operation.ALL_TO_ALL_V
         try:
-            handle = shared_memory.start(
-                self.number,
-                call.operation,
-                source.data_ptr(),
-                target.data_ptr(),
-                call.elements,
-                dtype,
-                call.op,
-                call.root,
-                call.watched,
-                call.source_counts if uneven else None,
-                call.target_counts if uneven else None,
-                (source, target),
-                call.tag,
-                None if what is AS_IT_TRAVELS else (what.text, what.digest),
-                call.name,
-                None if source.dtype in DTYPES else source.dtype,
-            )
+            described = None if what is AS_IT_TRAVELS else (what.text, what.digest)
+            handle = shared_memory.start(self.number, call, described)
         except MemoryError as error:  # the others get an error, too
             name = call.name or call.operation.name.lower()
             self._break(f"{name}: {error}")

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from comm_backend_ccl import host_profile
+from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.native_module import LOAD_ERROR, NATIVE
 from comm_backend_ccl.tables import CALL_CODES, DTYPES, MESSAGE_DTYPES, OPS, OTHER_DTYPE, Operation
 from comm_utils.flight_recorder.layout import CODES
@@ -224,45 +225,41 @@ def join(
     )
 
 
-def start(
-    group: Group,
-    operation: Operation,
-    source: int,
-    target: int,
-    count: int,
-    dtype: torch.dtype,
-    op: ReduceOp,
-    root: int,
-    watched: bool,
-    source_counts: Sequence[int] | None = None,
-    target_counts: Sequence[int] | None = None,
-    kept: object = None,
-    tag: int = 0,
-    passed: tuple[str, int] | None = None,
-    user_call: str = "",
-    message_dtype: torch.dtype | None = None,
-) -> Pending | None:
+def start(group: Group, call: Call, passed: tuple[str, int] | None = None) -> Pending | None:
     """Start an operation on memory that stays where it is; None if it is complete, else a handle.
 
-    A receive from any source always has a handle, of which to ask :func:`source`.
+    The handle keeps the tensors until the operation is over, even if it is dropped before. A receive from any source
+    always has one, of which to ask :func:`source`. Elements of a dtype that native code does not know travel as bytes:
+    the numbers of ``call`` count those.
 
     Args:
-        source, target: addresses.
-        kept: what holds that memory; the handle keeps it until the operation is over, even if it is dropped before.
         passed: what the program passed to a collective instead of that: a text that follows its description, and 64
             bits that ranks compare.
-        user_call: in whose course it is, for the flight recorder; "" is the operation.
-        message_dtype: of a message in bytes, the dtype of its elements, which ranks compare.
 
     Raises:
         RuntimeError: it was refused.
         MemoryError: there is not enough shared memory.
     """
-    code, value = DTYPES[dtype], OPS[op]
-    counts = source_counts, target_counts
-    shown = 0 if message_dtype is None else MESSAGE_DTYPES.get(message_dtype, OTHER_DTYPE)
-    more = *(passed or (None, 0)), CALL_CODES.get(user_call, 0), shown
-    return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag, *more)
+    source, target = call.source, call.target
+    dtype = DTYPES.get(source.dtype)
+    message_dtype = 0 if dtype is not None else MESSAGE_DTYPES.get(source.dtype, OTHER_DTYPE)
+    return group.start(
+        call.operation,
+        source.data_ptr(),
+        target.data_ptr(),
+        call.elements,
+        DTYPES[torch.uint8] if dtype is None else dtype,
+        OPS[call.op],
+        call.root,
+        call.watched,
+        call.source_counts or None,
+        call.target_counts or None,
+        (source, target),
+        call.tag,
+        *(passed or (None, 0)),
+        CALL_CODES.get(call.name, 0),
+        message_dtype,
+    )
 
 
 def wait(handle: Pending, seconds: float) -> int:
@@ -287,7 +284,7 @@ def shortcut(
             parts unless lists follow: the rows of each rank's part in both tensors.
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
-        user_call: as of :func:`start`.
+        user_call: in whose course it is, for the flight recorder; "" is the operation.
     """
     found: Callable[..., bool] | None = group.fast_path(operation, OPS[op], root, later, CALL_CODES.get(user_call, 0))
     return found
@@ -325,7 +322,7 @@ def coalesced_path(
             has 8 bytes, least significant first.
         put: is called with each tensor that has other memory or another dtype when the results have come, and the
             address, the bytes and the dtype of its results, which it is to put there.
-        user_call: as of :func:`start`.
+        user_call: as of :func:`shortcut`.
     """
 
     def put_code(tensor: torch.Tensor, address: int, size: int, code: int) -> None:
