@@ -106,10 +106,7 @@ class OneCclCommunicator(Communicator):
     def _check_connections(self, group: oneccl_library.Group, connecting: Connecting) -> None:
         """Gather the ranks' numbers: a group that is connected wrongly would give wrong results, and no errors."""
         mine, found = factories.tensor([self.ranks[self.rank]]), factories.full((self.size,), -1)
-        places = mine.data_ptr(), found.data_ptr()
-        handle = oneccl_library.start(
-            group, Operation.ALL_GATHER, *places, 1, ONECCL_DTYPES[torch.int64], kept=(mine, found)
-        )
+        handle = oneccl_library.start(group, Operation.ALL_GATHER, mine, found, 1, ONECCL_DTYPES[torch.int64])
         try:
             while not oneccl_library.wait(handle, _LOOK_S):
                 connecting.check()
@@ -187,14 +184,13 @@ class OneCclCommunicator(Communicator):
             handle = oneccl_library.start(
                 self.group,
                 operation,
-                source.data_ptr(),
-                target.data_ptr(),
+                source,
+                target,
                 0,
                 _BYTE,
                 watched=call.watched,
                 source_counts=[item * one for one in source_counts],
                 target_counts=[item * one for one in target_counts],
-                kept=(source, target),
             )
             return handle, (source, target)
         if operation is Operation.REDUCE and call.root != self.rank:
@@ -203,21 +199,19 @@ class OneCclCommunicator(Communicator):
         handle = oneccl_library.start(
             self.group,
             operation,
-            source.data_ptr(),
-            target.data_ptr(),
+            source,
+            target,
             call.elements if reducing else call.elements * item,
             ONECCL_DTYPES[source.dtype] if reducing else _BYTE,
             ONECCL_OPS[call.op] if reducing else 0,
             max(call.root, 0),
             call.watched,
-            kept=(source, target),
         )
         return handle, (source, target)
 
     def _start_receive(self, tensor: torch.Tensor, source: int) -> EngineHandle:
-        address, count = tensor.data_ptr(), tensor.nbytes
         return oneccl_library.start(
-            self.group, Operation.RECEIVE, address, address, count, _BYTE, 0, source, True, kept=(tensor,)
+            self.group, Operation.RECEIVE, tensor, tensor, tensor.nbytes, _BYTE, peer=source, watched=True
         )
 
     def source(self, handle: EngineHandle) -> int:

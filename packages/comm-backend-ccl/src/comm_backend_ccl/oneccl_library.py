@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from comm_backend_ccl.interface import missing_address
 from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_backend_ccl.shm_cleanup import sweep
@@ -329,8 +331,8 @@ def destroy(group: Group) -> None:
 def start(
     group: Group,
     operation: Operation,
-    source: int,
-    target: int,
+    source: torch.Tensor,
+    target: torch.Tensor,
     count: int,
     dtype: int,
     op: int = 0,
@@ -338,16 +340,12 @@ def start(
     watched: bool = False,
     source_counts: Sequence[int] = (),
     target_counts: Sequence[int] = (),
-    *,
-    kept: tuple[Any, ...],
 ) -> Handle:
     """Start an operation on the memory of tensors, which the handle keeps until it is complete.
 
     Args:
-        source, target: addresses.
         count: elements; what it counts is oneCCL's for each operation.
         watched: it has to come to an end even if nobody waits.
-        kept: the tensors.
 
     Raises:
         RuntimeError: oneCCL refused.
@@ -357,8 +355,8 @@ def start(
     sent = (ctypes.c_size_t * len(source_counts))(*source_counts) if source_counts else None
     received = (ctypes.c_size_t * len(target_counts))(*target_counts) if target_counts else None
     text = _message.buffer
-    call = _Call(operation, source, target, count, sent, received, dtype, op, peer)
-    handle = Handle(kept)
+    call = _Call(operation, source.data_ptr(), target.data_ptr(), count, sent, received, dtype, op, peer)
+    handle = Handle((source, target))
     made = ctypes.byref(handle.address)
     if _Loaded.library.comm_oneccl_start(group, ctypes.byref(call), watched, made, text, _CAPACITY):
         raise RuntimeError(_message.text())
