@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comm_collectives.compression.feedback import empty
-from comm_collectives.compression.low_rank import LowRank, all_reduce, memory_shape, reduce_scatter, stacked_shape
+from comm_collectives.compression.low_rank import LowRank, LowRankReduction, memory_shape, stacked_shape
 from comm_collectives.memory import memory_view
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,7 +26,8 @@ def test_a_matrix_of_low_rank_arrives_in_any_layout(layout: str) -> None:
     tensor = LAYOUTS[layout](matrix)
     expected = tensor.clone()
     state = LowRank(empty(tensor.numel(), tensor.device), empty(0, tensor.device).view(0, 0))
-    all_reduce(lambda part: None, memory_shape(tensor), memory_view(tensor), False, 1, 3, state)
+    reduction = LowRankReduction(lambda part: None, memory_shape(tensor), False, 1, 3, state)
+    reduction.all_reduce(memory_view(tensor))
     torch.testing.assert_close(tensor, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -39,7 +40,7 @@ def new_state(count: int) -> LowRank:
 def test_a_slice_is_that_of_the_whole(counts: list[int], width: int) -> None:
     source = torch.randn(2400, generator=torch.Generator().manual_seed(1))
     whole, shape, state = source.clone(), torch.Size([40, 60]), new_state(2400)
-    all_reduce(lambda part: None, shape, whole, True, 2, width, state)
+    LowRankReduction(lambda part: None, shape, True, 2, width, state).all_reduce(whole)
     for own, expected in enumerate(torch.split(whole, counts)):
         output, own_state = torch.empty(counts[own]), new_state(2400)
 
@@ -47,7 +48,8 @@ def test_a_slice_is_that_of_the_whole(counts: list[int], width: int) -> None:
             target.copy_(parts[own])
 
         slices = torch.split(source, counts)
-        reduce_scatter(lambda part: None, scatter, shape, output, slices, own, True, 2, width, own_state)
+        reduction = LowRankReduction(lambda part: None, shape, True, 2, width, own_state)
+        reduction.reduce_scatter(scatter, output, slices, own)
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(own_state.local, state.local)
 

@@ -68,7 +68,7 @@ def _all_reduce_low_rank(call: CompressedCall, tensor: torch.Tensor, elements: t
         assert state is not None
         if size > 1:
             with torch.autocast(tensor.device.type, enabled=False):  # which would multiply in 16 bits
-                low_rank.all_reduce(reduce, shape, elements, call.averages, size, rank, state)
+                low_rank.LowRankReduction(reduce, shape, call.averages, size, rank, state).all_reduce(elements)
         else:
             _add_losses(elements, state)
 
@@ -150,7 +150,8 @@ def _reduce_scatter_low_rank(
         assert state is not None
         if size > 1:
             with torch.autocast(output.device.type, enabled=False):  # which would multiply in 16 bits
-                low_rank.reduce_scatter(reduce, scatter, shape, output, slices, own, call.averages, size, rank, state)
+                whole = low_rank.LowRankReduction(reduce, shape, call.averages, size, rank, state)
+                whole.reduce_scatter(scatter, output, slices, own)
         else:
             output.copy_(slices[0])
             _add_losses(output, state)

@@ -18,11 +18,10 @@ from comm_utils.torch_support import factories
 
 __all__ = [
     "LowRank",
-    "all_reduce",
+    "LowRankReduction",
     "factor_elements",
     "matrix_shape",
     "memory_shape",
-    "reduce_scatter",
     "stacked_shape",
 ]
 
@@ -95,101 +94,89 @@ def factor_elements(shape: torch.Size, rank: int) -> int:
     return sent if sent < math.prod(shape) else 0
 
 
-def all_reduce(
-    reduce: Callable[[torch.Tensor], None],
-    shape: torch.Size,
-    elements: torch.Tensor,
-    average: bool,
-    size: int,
-    rank: int,
-    state: LowRank,
-) -> None:
-    """Overwrite ``elements``, (n,), with a low-rank approximation of their sum or average.
+@dataclass(frozen=True)
+class LowRankReduction:
+    """The reduction of one tensor, which every rank of a group does.
 
-    Args:
+    Attributes:
         reduce: sums a float32 tensor over all ranks, in place, to the same bits on each.
-        shape: of the tensor that has the elements, its dimensions in the order of its memory.
-        size: the number of ranks.
+        shape: of the tensor, its dimensions in the order of its memory.
+        average: divide by ``size``, the number of ranks.
         rank: of the approximation.
     """
-    if factor_elements(shape, rank) == 0:
-        whole = _take_losses(elements, state)
-        reduce(whole)
-        elements.copy_(whole / size if average else whole)
-        return
-    left, right = _factors(reduce, shape, elements, average, size, rank, state)
-    elements.copy_((left @ right.T).view(-1)[: elements.numel()])
 
+    reduce: Callable[[torch.Tensor], None]
+    shape: torch.Size
+    average: bool
+    size: int
+    rank: int
+    state: LowRank
 
-def reduce_scatter(
-    reduce: Callable[[torch.Tensor], None],
-    scatter: Callable[[torch.Tensor, Sequence[torch.Tensor]], None],
-    shape: torch.Size,
-    output: torch.Tensor,
-    slices: Sequence[torch.Tensor],
-    own: int,
-    average: bool,
-    size: int,
-    rank: int,
-    state: LowRank,
-) -> None:
-    """Overwrite ``output``, (m,), with slice ``own`` of what :func:`all_reduce` makes of the ``slices`` as a whole.
+    def all_reduce(self, elements: torch.Tensor) -> None:
+        """Overwrite ``elements``, (n,), of the tensor with a low-rank approximation of their sum or average."""
+        if factor_elements(self.shape, self.rank) == 0:
+            whole = self._take_losses(elements)
+            self.reduce(whole)
+            elements.copy_(whole / self.size if self.average else whole)
+            return
+        left, right = self._factors(elements)
+        elements.copy_((left @ right.T).view(-1)[: elements.numel()])
 
-    Args:
-        scatter: sums entry r of every rank's float32 tensors into the first argument of rank r.
-        shape: of the tensor that has the elements of all slices, one after the other.
-    """
-    elements, counts = concatenate(slices), [one.numel() for one in slices]
-    if factor_elements(shape, rank) == 0:
-        total = factories.empty(output.numel(), dtype=torch.float32, device=output.device)
-        scatter(total, torch.split(_take_losses(elements, state), counts))
-        output.copy_(total / size if average else total)
-        return
-    left, right = _factors(reduce, shape, elements, average, size, rank, state)
-    columns, begin = len(right), sum(counts[:own])
-    end = begin + counts[own]
-    first = begin // columns
-    rows = left[first : -(-end // columns)] @ right.T
-    output.copy_(rows.view(-1)[begin - first * columns : end - first * columns])
+    def reduce_scatter(
+        self,
+        scatter: Callable[[torch.Tensor, Sequence[torch.Tensor]], None],
+        output: torch.Tensor,
+        slices: Sequence[torch.Tensor],
+        own: int,
+    ) -> None:
+        """Overwrite ``output``, (m,), with slice ``own`` of what :meth:`all_reduce` makes of the ``slices`` as a whole.
 
+        Args:
+            scatter: sums entry r of every rank's float32 tensors into the first argument of rank r.
+            slices: the elements of the tensor, one after the other.
+        """
+        elements, counts = concatenate(slices), [one.numel() for one in slices]
+        if factor_elements(self.shape, self.rank) == 0:
+            total = factories.empty(output.numel(), dtype=torch.float32, device=output.device)
+            scatter(total, torch.split(self._take_losses(elements), counts))
+            output.copy_(total / self.size if self.average else total)
+            return
+        left, right = self._factors(elements)
+        columns, begin = len(right), sum(counts[:own])
+        end = begin + counts[own]
+        first = begin // columns
+        rows = left[first : -(-end // columns)] @ right.T
+        output.copy_(rows.view(-1)[begin - first * columns : end - first * columns])
 
-def _take_losses(elements: torch.Tensor, state: LowRank) -> torch.Tensor:
-    """Return the elements with what was lost of earlier ones, as float32, to be sent as they are."""
-    whole = elements.float() + state.local
-    state.local.zero_()
-    return whole
+    def _take_losses(self, elements: torch.Tensor) -> torch.Tensor:
+        """Return the elements with what was lost of earlier ones, as float32, to be sent as they are."""
+        whole = elements.float() + self.state.local
+        self.state.local.zero_()
+        return whole
 
-
-def _factors(
-    reduce: Callable[[torch.Tensor], None],
-    shape: torch.Size,
-    elements: torch.Tensor,
-    average: bool,
-    size: int,
-    rank: int,
-    state: LowRank,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the factors, (rows, width) and (columns, width), of the sum or average of the ranks' matrices."""
-    count = elements.numel()
-    rows, columns = matrix_shape(shape)
-    padded = factories.zeros(rows * columns, dtype=torch.float32, device=elements.device)
-    torch.add(elements.float(), state.local, out=padded[:count])
-    matrix = padded.view(rows, columns)
-    width = min(rank, rows, columns)
-    if state.factor.shape != (columns, width):
-        # The same on every rank.
-        random = torch.Generator("cpu").manual_seed(columns * 1_000_003 + width)
-        made = factories.randn(columns, width, generator=random, dtype=torch.float32, device="cpu")
-        state.factor = made.to(elements.device)
-    left = matrix @ torch.linalg.qr(state.factor).Q
-    reduce(left)
-    left = torch.linalg.qr(left).Q
-    own = matrix.T @ left
-    state.local.copy_((matrix - left @ own.T).view(-1)[:count])
-    state.local.masked_fill_(~state.local.isfinite(), 0.0)
-    total = own
-    reduce(total)
-    mean = total / size
-    # One that is not finite would stay so for ever; every rank has the same bits, and begins anew.
-    state.factor = mean if mean.isfinite().all() else mean.new_zeros(0, 0)
-    return left, mean if average else total
+    def _factors(self, elements: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the factors, (rows, width) and (columns, width), of the sum or average of the ranks' matrices."""
+        state = self.state
+        count = elements.numel()
+        rows, columns = matrix_shape(self.shape)
+        padded = factories.zeros(rows * columns, dtype=torch.float32, device=elements.device)
+        torch.add(elements.float(), state.local, out=padded[:count])
+        matrix = padded.view(rows, columns)
+        width = min(self.rank, rows, columns)
+        if state.factor.shape != (columns, width):
+            # The same on every rank.
+            random = torch.Generator("cpu").manual_seed(columns * 1_000_003 + width)
+            made = factories.randn(columns, width, generator=random, dtype=torch.float32, device="cpu")
+            state.factor = made.to(elements.device)
+        left = matrix @ torch.linalg.qr(state.factor).Q
+        self.reduce(left)
+        left = torch.linalg.qr(left).Q
+        own = matrix.T @ left
+        state.local.copy_((matrix - left @ own.T).view(-1)[:count])
+        state.local.masked_fill_(~state.local.isfinite(), 0.0)
+        total = own
+        self.reduce(total)
+        mean = total / self.size
+        # One that is not finite would stay so for ever; every rank has the same bits, and begins anew.
+        state.factor = mean if mean.isfinite().all() else mean.new_zeros(0, 0)
+        return left, mean if self.average else total
