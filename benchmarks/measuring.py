@@ -11,10 +11,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -27,6 +28,7 @@ __all__ = [
     "PERIOD",
     "Meeting",
     "Ratio",
+    "Run",
     "Table",
     "Verdict",
     "cores",
@@ -43,6 +45,7 @@ __all__ = [
     "put_between",
     "running",
     "targets_table",
+    "timed_run",
 ]
 
 KIB, MIB = 2**10, 2**20
@@ -219,6 +222,38 @@ def cores(number: int) -> list[int]:
     if len(found) < number:
         raise SystemExit(f"got {len(found)} core, expected {number}")
     return found[:number]
+
+
+@dataclass
+class Run:
+    """A run of a program that compares libraries.
+
+    Attributes:
+        notes: the texts of :meth:`note`, each once.
+        wall_s: how long the measurement took, once it is over.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def note(self, text: str) -> None:
+        """Print a text, and keep it for the page."""
+        if text not in self.notes:
+            self.notes.append(text)
+            print(text, flush=True)
+
+
+@contextmanager
+def timed_run(number: int) -> Iterator[Run]:
+    """Time the block, which takes ``number`` cores; Ctrl-C and SIGTERM end the program without a traceback."""
+    cores(number)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run, started_s = Run(), time.monotonic()
+    try:
+        yield run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    run.wall_s = time.monotonic() - started_s
 
 
 def free_port() -> int:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import signal
-import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import cores, machine, output_file, positive
+from measuring import machine, output_file, positive, timed_run
 from peers.processes import Ranks, started
 from peers.rank import CORES
 from peers.report import rewrite
@@ -156,22 +153,9 @@ def generated(options: argparse.Namespace, results: Results, verdicts: Any, note
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_from(arguments)
-    cores(CORES)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        if text not in notes:
-            notes.append(text)
-            print(text, flush=True)
-
     results = Results()
-    started_s = time.monotonic()
-    try:
-        facts = run(options, results, note)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    wall_s = time.monotonic() - started_s
+    with timed_run(CORES) as timed:
+        facts = run(options, results, timed.note)
 
     print(f"median of {options.rounds} rounds (95 % interval)")
     print(report.table(results, model_in_words(options)).text())
@@ -182,19 +166,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {describe(verdict)}")
     idle = facts["idle_cpu"]
     busiest = max(idle, key=lambda name: idle[name])
-    print(f"measured in {wall_s:.0f} s; idle ranks used {100 * idle[busiest]:.3f} % of a core at most ({busiest})")
+    print(
+        f"measured in {timed.wall_s:.0f} s; idle ranks used {100 * idle[busiest]:.3f} % of a core at most ({busiest})"
+    )
     if options.json:
         found = {
             "versions": {"python": platform.python_version(), "torch": version("torch"), **facts["of_variants"]},
             "machine": machine(),
             "options": {key: value for key, value in vars(options).items() if key != "json"},
-            "wall_s": wall_s,
+            "wall_s": timed.wall_s,
             "idle_cpu": idle,
-            "notes": notes,
+            "notes": timed.notes,
             "results": results.to_json(),
             "verdicts": [verdict.to_json() for verdict in verdicts],
         }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.write:
-        rewrite(PAGE, machine()["processor"], generated(options, results, verdicts, notes), report.BEGIN)
+        rewrite(PAGE, machine()["processor"], generated(options, results, verdicts, timed.notes), report.BEGIN)
     return int(options.strict and any(verdict.met is False for verdict in verdicts if verdict.target.must))

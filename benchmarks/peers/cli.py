@@ -7,15 +7,12 @@ import json
 import os
 import platform
 import re
-import signal
-import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import LEAST_ROUNDS, MIB, cores, free_memory_bytes, machine, named, output_file, positive
+from measuring import LEAST_ROUNDS, MIB, free_memory_bytes, machine, named, output_file, positive, timed_run
 
 from peers import report
 from peers.catalogue import PEERS
@@ -192,24 +189,11 @@ def plot_of(found: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_from(arguments)
-    cores(CORES)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        if text not in notes:
-            notes.append(text)
-            print(text, flush=True)
-
     results = Results()
-    started_s = time.monotonic()
-    try:
+    with timed_run(CORES) as timed:
         if options.placements:
-            return by_placement(options, note)
-        facts = run(options, results, note)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    wall_s = time.monotonic() - started_s
+            return by_placement(options, timed.note)
+        facts = run(options, results, timed.note)
     if not results.times_us:
         raise SystemExit("nothing was measured")
 
@@ -221,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(intervals(options.rounds))
     for verdict in verdicts:
         print(f"  {describe(verdict)}")
-    print(f"every result is right; measured in {wall_s:.0f} s")
+    print(f"every result is right; measured in {timed.wall_s:.0f} s")
     if idle := facts["idle_cpu"]:
         busiest = max(idle, key=lambda name: idle[name])
         print(f"idle ranks used {100 * idle[busiest]:.3f} % of a core at most ({busiest})")
@@ -231,9 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "machine": machine(),
             "options": {key: value for key, value in vars(options).items() if key != "json"},
             "settings": {key: value for key, value in os.environ.items() if key.startswith(("CCL_", "COMM_", "FI_"))},
-            "wall_s": wall_s,
+            "wall_s": timed.wall_s,
             "idle_cpu": facts["idle_cpu"],
-            "notes": notes,
+            "notes": timed.notes,
             "results": results.to_json(),
             "unsupported": {f"{name}, {task}": why for (task, name), why in results.unsupported.items()},
             "verdicts": [verdict.to_json() for verdict in verdicts],
@@ -242,5 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         found = machine()
         report.draw(results, DOCS / plot_of(found))
-        report.rewrite(DOCS / "performance-peers.md", found["processor"], generated(options, results, verdicts, notes))
+        report.rewrite(
+            DOCS / "performance-peers.md", found["processor"], generated(options, results, verdicts, timed.notes)
+        )
     return int(options.strict and any(verdict.met is False for verdict in verdicts if verdict.target.must))

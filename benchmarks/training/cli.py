@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from measuring import cores, machine, output_file, positive
+from measuring import machine, output_file, positive, timed_run
 from peers.catalogue import Peer
 from peers.processes import Ranks, started
 from peers.rank import CORES
@@ -178,37 +176,24 @@ def generated(options: argparse.Namespace, results: Results, notes: Sequence[str
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_from(arguments)
-    cores(CORES)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        if text not in notes:
-            notes.append(text)
-            print(text, flush=True)
-
     results = Results()
-    started_s = time.monotonic()
-    try:
+    with timed_run(CORES) as timed:
         for name in options.only:
-            compare(COMPARISONS[name], results, options, note)
+            compare(COMPARISONS[name], results, options, timed.note)
         for peer, *_ in MEMORY:
             for ranks in options.memory:
-                measure_memory(peer, ranks, results, options.memory_parameters, note)
+                measure_memory(peer, ranks, results, options.memory_parameters, timed.note)
         if "ddp" in options.only or options.timeline:
-            measure_overlap(results, options, note)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    wall_s = time.monotonic() - started_s
+            measure_overlap(results, options, timed.note)
 
     print(f"median of {options.rounds} rounds (95 % interval)")
     for table in report.tables(results):
         print(table.text())
-    print(f"measured in {wall_s:.0f} s")
+    print(f"measured in {timed.wall_s:.0f} s")
     if options.json:
         given = {key: value for key, value in vars(options).items() if key not in ("json", "timeline")}
-        found = {"versions": versions(), "machine": machine(), "options": given, "wall_s": wall_s, "notes": notes}
+        found = {"versions": versions(), "machine": machine(), "options": given, **vars(timed)}
         options.json.write_text(json.dumps({**found, **results.to_json()}, indent=1) + "\n")
     if options.write:
-        rewrite(PAGE, machine()["processor"], generated(options, results, notes), report.BEGIN)
+        rewrite(PAGE, machine()["processor"], generated(options, results, timed.notes), report.BEGIN)
     return int(options.strict and any(one.met == "missed" for one in results.verdicts()))

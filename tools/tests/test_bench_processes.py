@@ -129,6 +129,32 @@ def test_processes_that_end_by_themselves_are_waited_for() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+# Notes the same text twice, waits, and prints what it knows of the run if nothing ends it before.
+TIMED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from measuring import timed_run
+with timed_run(1) as timed:
+    timed.note("noted")
+    timed.note("noted")
+    print("begun", flush=True)
+    sys.stdin.read()
+print(timed.notes, timed.wall_s > 0)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 0)])
+def test_a_run_keeps_each_note_once_and_ends_without_a_traceback(number: signal.Signals | None, code: int) -> None:
+    command, pipe = [sys.executable, "-c", TIMED, str(ROOT / "benchmarks")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["noted\n", "begun\n"]
+        if number is not None:
+            process.send_signal(number)
+        rest, errors = process.communicate(timeout=30)
+    assert (process.returncode, rest, errors) == (code, "" if code else "['noted'] True\n", "")
+
+
 BEGIN, END = "<!-- begin -->", "<!-- end -->"
 
 
