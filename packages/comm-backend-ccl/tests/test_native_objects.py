@@ -68,7 +68,7 @@ def test_a_signal_in_the_fast_path_does_not_free_the_tensor() -> None:
         signal.raise_signal(signal.SIGINT)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    path = shared_memory.shortcut(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, later)
+    path = shared_memory.fast_path(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, later)
     if path is None:
         pytest.skip("this torch offers no fast path")
     tensor = torch.ones(1000)
@@ -122,7 +122,7 @@ def dropped_operation(first: shared_memory.Group) -> weakref.ref[torch.Tensor]:
 
 def test_dropped_operations_release_their_tensors_at_the_next_call() -> None:
     first, second = both_sides()
-    path = shared_memory.shortcut(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: True)
+    path = shared_memory.fast_path(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: True)
     if path is None:
         pytest.skip("this torch offers no fast path")
     kept = dropped_operation(first)

@@ -99,7 +99,7 @@ def test_hostile_tensors_are_not_plain(name: str, capfd: pytest.CaptureFixture[s
     memory = shared_memory.create(1)
     group = shared_memory.join(os.getpid(), memory, 0, [os.getpid()], False)
     shared_memory.close_descriptor(memory[0])
-    path = shared_memory.shortcut(group, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: None)
+    path = shared_memory.fast_path(group, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: None)
     assert path is not None
     assert path(torch.ones(3)) is True
     assert path(tensor) is False

@@ -221,7 +221,7 @@ class _Factory:
                 if memory.descriptor >= 0:
                     place = memory.descriptor, memory.inode
                     made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, place, places)
-                    unless_made.callback(shared_memory.close, made.number)
+                    unless_made.callback(shared_memory.close, made.native)
                     made.start_from(memory.profile)
                     made.profile_by = memory.measured_by
             except CommError:

@@ -55,7 +55,7 @@ class SharedCommunicator(Communicator):
         share = placement.cache_share(places, rank, topology.this_placement().cache_bytes)
         #: How the group moves data, for as long as it is there.
         self.settings = shared_memory.settings()
-        self.number = shared_memory.join(
+        self.native = shared_memory.join(
             pids[0], memory, rank, pids, self.crowded, self.reading_order, share, self.settings
         )
         #: What measured the profile from which the group started; empty where it started from none.
@@ -69,7 +69,7 @@ class SharedCommunicator(Communicator):
         Args:
             profile: rows as :class:`host_profile.Row` has them; without any, the group measures everything again.
         """
-        shared_memory.start_from(self.number, [host_profile.Row(*row) for row in profile])
+        shared_memory.start_from(self.native, [host_profile.Row(*row) for row in profile])
 
     @property
     def learns(self) -> bool:
@@ -78,26 +78,26 @@ class SharedCommunicator(Communicator):
 
     def warn_of_single_copy(self) -> None:
         """Say that the kernel forbids the transfer which is wanted, where it does; all ranks have joined."""
-        shared_memory.warn_of_single_copy(self.number)
+        shared_memory.warn_of_single_copy(self.native)
 
     def methods(self) -> list[dict[str, Any]]:
         """Return what this rank's group has learned about moving data."""
-        return shared_memory.methods(self.number)
+        return shared_memory.methods(self.native)
 
     def _end(self) -> None:
         _open.discard(self)
-        shared_memory.close(self.number)
+        shared_memory.close(self.native)
 
     def _break(self, what: str) -> None:
         super()._break(what)
-        shared_memory.close(self.number)  # the memory of its tensors is the user's again
+        shared_memory.close(self.native)  # the memory of its tensors is the user's again
 
     def describe(self) -> None:
         """Describe the group in this process's ring, once it has a name; again does nothing."""
         if self._described != RECORDER.opened and self.name:
             self._described = RECORDER.opened
             index = self.recorded_as()
-            shared_memory.record_as(self.number, index if index < MOST_NATIVE_GROUPS else 0)
+            shared_memory.record_as(self.native, index if index < MOST_NATIVE_GROUPS else 0)
 
     def begin_wait(self, handle: shared_memory.Pending, limited: bool) -> None:
         shared_memory.begin_wait(handle, RECORDER.caller(1), limited)
@@ -121,7 +121,7 @@ class SharedCommunicator(Communicator):
             )
         try:
             described = None if what is AS_IT_TRAVELS else (what.text, what.digest)
-            handle = shared_memory.start(self.number, call, described)
+            handle = shared_memory.start(self.native, call, described)
         except MemoryError as error:  # the others get an error, too
             name = call.name or call.operation.name.lower()
             self._break(f"{name}: {error}")
@@ -139,9 +139,9 @@ class SharedCommunicator(Communicator):
     records_natively = True
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
-        missing = self._named(shared_memory.waits_for(self.number))
+        missing = self._named(shared_memory.waits_for(self.native))
         trouble = self._cause(timed_out=True)
-        shared_memory.time_out(self.number)  # the others need not wait for this rank, nor for the ranks that it awaits
+        shared_memory.time_out(self.native)  # the others need not wait for this rank, nor for the ranks that it awaits
         self._break(f"{call}: timed out after {limit_s:g} s waiting for {missing}")
         if trouble is not None:
             return self._timed_out_error(call, limit_s, trouble)
@@ -152,7 +152,7 @@ class SharedCommunicator(Communicator):
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
-        found = shared_memory.timed_out(self.number) if self.usable and self.broken is None else None
+        found = shared_memory.timed_out(self.native) if self.usable and self.broken is None else None
         if found is None or self.gone(peer):
             return super().failed(call, error, peer)
         finder, missing = found
@@ -217,8 +217,8 @@ def _close_all() -> None:
     try:
         for one in groups:
             if one.usable:
-                shared_memory.drain(one.number, _LAST_MOMENT_S)
+                shared_memory.drain(one.native, _LAST_MOMENT_S)
     finally:  # Ctrl-C ends the waiting, and leaves no group open
         for one in groups:
             one.ended_with_process = True
-            shared_memory.close(one.number, quietly=True)
+            shared_memory.close(one.native, quietly=True)

@@ -43,6 +43,7 @@ __all__ = [
     "ended_ns",
     "facts",
     "failure",
+    "fast_path",
     "join",
     "learns",
     "missing",
@@ -50,7 +51,6 @@ __all__ = [
     "record_to",
     "release",
     "settings",
-    "shortcut",
     "source",
     "start",
     "start_from",
@@ -268,7 +268,7 @@ def wait(handle: Pending, seconds: float) -> int:
     return state
 
 
-def shortcut(
+def fast_path(
     group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., bool], user_call: str = ""
 ) -> Callable[..., bool] | None:
     """Return a function of the tensors of an operation, output first, that does it.
@@ -314,15 +314,15 @@ def coalesced_path(
 ) -> Callable[[Any], bool] | None:
     """Return a function of a list of tensors, or of what :func:`native_module.plain_batch` returns, that reduces them.
 
-    It returns as that of :func:`shortcut`, which takes the same tensors. None where torch is too old to be asked.
+    It returns as that of :func:`fast_path`, which takes the same tensors. None where torch is too old to be asked.
 
     Args:
-        later: as of :func:`shortcut`, with a handle alone; tensors of further dtypes are reduced when it returns.
+        later: as of :func:`fast_path`, with a handle alone; tensors of further dtypes are reduced when it returns.
         describe: returns the text and the digest of tensors of these sizes, for messages and for other ranks; each size
             has 8 bytes, least significant first.
         put: is called with each tensor that has other memory or another dtype when the results have come, and the
             address, the bytes and the dtype of its results, which it is to put there.
-        user_call: as of :func:`shortcut`.
+        user_call: as of :func:`fast_path`.
     """
 
     def put_code(tensor: torch.Tensor, address: int, size: int, code: int) -> None:

@@ -42,7 +42,7 @@ def all_reduce_coalesced(
         return what.text, what.digest
 
     ours.describe()
-    native = shared_memory.coalesced_path(ours.number, op, wait, describe, _put, name)
+    native = shared_memory.coalesced_path(ours.native, op, wait, describe, _put, name)
     if native is None:
         return None
 

@@ -24,7 +24,7 @@ def started_natively(ours: SharedCommunicator, kind: Kind) -> FastPath | None:
         return None  # there is something to do before or after
     ours.describe()
     native = NATIVE[operation]
-    begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in ROOTED_NATIVE else -1, name)
+    begin = shared_memory.starter(ours.native, native, kind.op, kind.root if native in ROOTED_NATIVE else -1, name)
     if begin is None:
         return None
 
@@ -42,7 +42,7 @@ def in_shared_memory(
 ) -> FastPath | None:
     """Return the engine's own function of tensors, or one around it; None where torch is too old for it."""
 
-    def wait(handle: int, *tensors: torch.Tensor) -> bool:
+    def wait(handle: shared_memory.Pending, *tensors: torch.Tensor) -> bool:
         try:
             return CclWork(ours, handle, tensors, kind.name).wait()
         except BaseException:
@@ -53,18 +53,18 @@ def in_shared_memory(
     operation = kind.operation
     native = NATIVE[operation]
     root = kind.root if native in ROOTED_NATIVE else -1
-    shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait, kind.name)
-    if shortcut is None:
+    fast = shared_memory.fast_path(ours.native, native, kind.op, root, wait, kind.name)
+    if fast is None:
         return None
     if operation in VALIDATED:
-        return shortcut
+        return fast
 
     def of_tensors(*tensors: Any) -> bool:
-        return accepts(*tensors) and shortcut(*tensors)
+        return accepts(*tensors) and fast(*tensors)
 
     def into_list(outputs: Any, input: Any) -> bool:
         memory, finish = staging_memory(outputs, input)
-        if not shortcut(memory, input):
+        if not fast(memory, input):
             return False
         finish()
         return True
@@ -75,22 +75,22 @@ def in_shared_memory(
         source = flattened(inputs)
         memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
-        if not shortcut(memory, source, sizes_out, sizes_in):
+        if not fast(memory, source, sizes_out, sizes_in):
             return False
         finish()
         return True
 
     if ours.rank != kind.root:
-        of_root: FastPath = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor)  # noqa: E731
+        of_root: FastPath = lambda tensor, parts: accepts(tensor, parts) and fast(tensor)  # noqa: E731
     elif operation == "gather":
         of_root = lambda tensor, parts: accepts(tensor, parts) and into_list(parts, tensor)  # noqa: E731
     else:
-        of_root = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor, flattened(parts, tensor))  # noqa: E731
+        of_root = lambda tensor, parts: accepts(tensor, parts) and fast(tensor, flattened(parts, tensor))  # noqa: E731
     special: dict[str, FastPath] = {
         "all_gather": lambda outputs, input: accepts(outputs, input) and into_list(outputs, input),
         "all_to_all": exchange_lists,
         "gather": of_root,
-        "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, flattened(parts, output)),
+        "reduce_scatter": lambda output, parts: accepts(output, parts) and fast(output, flattened(parts, output)),
         "scatter": of_root,
     }
     path: FastPath = special.get(operation, of_tensors)
