@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import ProcessGroup
@@ -17,9 +17,11 @@ from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.passed_tensors import passed, passing
 
-__all__ = ["NO_ROOT", "ONE_STEP", "ComposedCall", "Method"]
+__all__ = ["NO_ROOT", "ONE_STEP", "ComposedCall", "Method", "Root"]
 
-NO_ROOT: tuple[int | None, int | None] = (None, None)
+#: The global rank of a root or of the other side of a message, or its rank in the group.
+Root: TypeAlias = tuple[int | None, int | None]
+NO_ROOT: Root = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,7 @@ class ComposedCall:
     async_op: bool
     #: Of the handle.
     result: Any
-    #: Its global rank, or its rank in the group.
-    root: tuple[int | None, int | None] = field(default=NO_ROOT, kw_only=True)
+    root: Root = field(default=NO_ROOT, kw_only=True)
 
     def observed(self, started: Callable[[Backend], Work | None], method: Method = ONE_STEP) -> Work | None:
         """Do ``started`` with the backend, or with the one that it records, and have it recorded as one call."""

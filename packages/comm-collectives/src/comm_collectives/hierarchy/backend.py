@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.composed import NO_ROOT, ComposedCall, Method
+from comm_collectives.composed import NO_ROOT, ComposedCall, Method, Root
 from comm_collectives.failed_steps import breaking
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
@@ -138,7 +138,7 @@ class HierarchicalBackend(BackendWrapper):
         wire_bytes: int,
         steps: Callable[[Backend, Plan], None],
         result: Any,
-        root: tuple[int | None, int | None] = NO_ROOT,
+        root: Root = NO_ROOT,
     ) -> Work | None:
         def body(inner: Backend, used: ProcessGroup | None) -> None:
             plan = self._plan if used is self._group else find_plan(inner, used)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import ProcessGroup
 
 from comm_collectives import labels
-from comm_collectives.composed import NO_ROOT, ComposedCall, Method
+from comm_collectives.composed import ComposedCall, Method, Root
 from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.work import Like
@@ -22,13 +22,24 @@ from comm_utils.observability.traces.events import Operation
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.sizes import message_size_bytes
 
-__all__ = ["ANYBODY", "NO_ROOT", "CallSeries"]
+__all__ = ["ANYBODY", "MOST_KNOWN", "CallArguments", "CallSeries"]
 
-#: Global rank and group rank of a root: there is none.
 #: The source of a message from any source.
-ANYBODY: tuple[int | None, int | None] = (None, -1)
-# So many different calls are remembered before all are forgotten.
-_MOST_KNOWN = 4096
+ANYBODY: Root = (None, -1)
+#: So many different calls are remembered before all are forgotten.
+MOST_KNOWN = 4096
+
+
+class CallArguments(NamedTuple):
+    """The arguments of a call that decide what it is recorded as; see :meth:`TimedCalls._observe`."""
+
+    operation: str
+    group: ProcessGroup | None
+    tensor: Any
+    op: object
+    root: Root
+    tag: int
+    async_op: bool
 
 
 class CallSeries(BackendWrapper):
@@ -46,7 +57,7 @@ class CallSeries(BackendWrapper):
         group: ProcessGroup | None,
         tensor: Any,
         op: object,
-        root: tuple[int | None, int | None],
+        root: Root,
         tag: int,
         async_op: bool,
     ) -> Like:
@@ -62,28 +73,20 @@ class CallSeries(BackendWrapper):
             found: Like | None = known.get(key)
             if found is not None:
                 return found
-        made = self._new_like(label, operation, group, tensor, op, root, tag, async_op)
-        # Settings may have changed meanwhile, in another thread.
-        if usual and made.series is not None:
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            known[key] = made
-        return made
+        call = CallArguments(operation, group, tensor, op, root, tag, async_op)
+        return self._new_like(label, key if usual else None, call)
 
     def _new_like(
         self,
         label: tuple[str | None, bool],
-        operation: str,
-        group: ProcessGroup | None,
-        tensor: Any,
-        op: object,
-        root: tuple[int | None, int | None],
-        tag: int,
-        async_op: bool,
+        key: tuple[object, ...] | None,
+        call: CallArguments,
         method: str = "",
         wire_bytes: int = 0,
     ) -> Like:
-        log, (log_name, prof) = self._log, label
+        """Look the series up, and remember it under ``key`` unless that is None or the call is not recorded."""
+        log, (log_name, prof), known = self._log, label, self._known
+        operation, group, tensor, op, root, tag, async_op = call
         kind = operations.record_name(operation, self.call)
         pattern = operations.get(operation).pattern
         ranks = tuple(self.inner.get_process_group_ranks(group))
@@ -122,7 +125,12 @@ class CallSeries(BackendWrapper):
         if not (prof or log.wants(what.name)):
             return Like(None, counter, None, what)
         series = log.series(what)
-        return Like(series, counter, _own(what, series.operation), what)
+        made = Like(series, counter, _own(what, series.operation), what)
+        if key is not None:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[key] = made
+        return made
 
     def _composed_like(self, call: ComposedCall, method: Method) -> Like:
         """Return the series in which calls of this kind are recorded that are made of several exchanges."""
@@ -133,11 +141,8 @@ class CallSeries(BackendWrapper):
         key = (call.name, size, group, op, way, root, async_op, self.call)
         found: Like | None = known.get(key) if usual else None
         if found is None:
-            found = self._new_like(label, call.name, group, counted, op, root, 0, async_op, *way)
-            if usual and found.series is not None:
-                if len(known) >= _MOST_KNOWN:
-                    known.clear()
-                known[key] = found
+            arguments = CallArguments(call.name, group, counted, op, root, 0, async_op)
+            found = self._new_like(label, key if usual else None, arguments, *way)
         return found
 
 

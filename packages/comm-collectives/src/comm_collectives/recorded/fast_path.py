@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.composed import Root
 from comm_collectives.labels import NO_LABEL, label
+from comm_collectives.recorded.call_series import MOST_KNOWN
 from comm_utils.backend import Work
 from comm_utils.fast_path import FastPath
 from comm_utils.observability.series import NUMBERS_WAITING
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Payload", "recorded_fast_path", "splits_of"]
 
-# So many different calls are remembered before all are forgotten.
-_MOST_KNOWN = 4096
 # What an argument that is no plain tensor may raise; the fast path would refuse it.
 _NOT_PLAIN = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError)
 
@@ -62,7 +62,7 @@ def splits_of(
     return found
 
 
-def _op_and_root(operation: str, detail: Any) -> tuple[object, tuple[int | None, int | None]]:
+def _op_and_root(operation: str, detail: Any) -> tuple[object, Root]:
     if operation == "reduce":
         return detail[1], (detail[0], None)
     if operation in ("broadcast", "recv", "send"):
@@ -79,7 +79,7 @@ def _synchronous(
     key_of: Callable[..., object],
     group: ProcessGroup | None,
     op: object,
-    root: tuple[int | None, int | None],
+    root: Root,
     call: Callable[..., bool],
 ) -> FastPath:
     log, like_of, observe = backend._log, backend._like, backend._observe
@@ -113,7 +113,7 @@ def _synchronous(
         if found is None:
             like = like_of(operation, group, counted, op, root, 0, False)
             if like.series is not None and like.own is None:  # settings may have changed, in another thread
-                if len(known) >= _MOST_KNOWN:
+                if len(known) >= MOST_KNOWN:
                     known.clear()
                 known[key] = like.series.number, like.counter
             like.add(next(like.counter), begin, end)
@@ -132,7 +132,7 @@ def _asynchronous(
     payload: Callable[..., Any],
     group: ProcessGroup | None,
     op: object,
-    root: tuple[int | None, int | None],
+    root: Root,
     call: Callable[..., Work | None],
 ) -> FastPath:
     log, observe = backend._log, backend._observe

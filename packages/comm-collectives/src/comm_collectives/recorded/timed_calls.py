@@ -10,8 +10,9 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import labels
+from comm_collectives.composed import NO_ROOT, Root
 from comm_collectives.labels import NO_LABEL
-from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT, CallSeries
+from comm_collectives.recorded.call_series import ANYBODY, CallArguments, CallSeries
 from comm_collectives.recorded.device_work import DeviceCall, DeviceWork
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
@@ -33,7 +34,7 @@ class TimedCalls(CallSeries):
         call: Callable[..., T],
         args: tuple[Any, ...],
         op: object = None,
-        root: tuple[int | None, int | None] = NO_ROOT,
+        root: Root = NO_ROOT,
         tag: int = 0,
         async_op: bool = False,
         splits: dict[str, Any] | None = None,
@@ -49,9 +50,8 @@ class TimedCalls(CallSeries):
         """
         log = self._log
         if tensor is not None and not tensor.is_cpu:
-            return self._observe_on_device(
-                operation, group, tensor, call, args, op, root, tag, async_op, splits, is_fast
-            )
+            described = CallArguments(operation, group, tensor, op, root, tag, async_op)
+            return self._observe_on_device(described, call, args, splits, is_fast)
         if log.is_plain and labels.label.get() is NO_LABEL:
             begin = perf_counter_ns()
             outcome = call(*args)
@@ -90,26 +90,20 @@ class TimedCalls(CallSeries):
 
     def _observe_on_device(
         self,
-        operation: str,
-        group: ProcessGroup | None,
-        tensor: Any,
+        described: CallArguments,
         call: Callable[..., T],
         args: tuple[Any, ...],
-        op: object,
-        root: tuple[int | None, int | None],
-        tag: int,
-        async_op: bool,
         splits: dict[str, Any] | None,
         is_fast: bool,
     ) -> T:
-        log, devices, device = self._log, self._devices, tensor.device
-        like = self._like(operation, group, tensor, op, root, tag, async_op)
+        log, devices, device, async_op = self._log, self._devices, described.tensor.device, described.async_op
+        like = self._like(*described)
         start = None if like.series is None else devices.start(device)
         begin, outcome, returned = self._marked(like, async_op, call, args)
         if is_fast and not outcome:
             return outcome
-        if root is ANYBODY and operation == "recv":
-            like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
+        if described.root is ANYBODY and described.operation == "recv":
+            like = self._like(*described._replace(root=(cast(int, outcome), None)))
         sequence = next(like.counter)
         if start is None:
             return outcome
