@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -17,6 +19,9 @@ from torch.distributed.distributed_c10d import _world
 import comm_orchestrator as dist
 from comm_utils.testing import RankPool, allow_interrupts, preload, sharing_device
 from comm_utils.testing.environment import PortReservation
+
+# The modules beside the tests are in no package that could be installed. Ranks get this path as well.
+sys.path.insert(0, str(Path(__file__).parent))
 
 allow_interrupts()
 preload("torch.distributed.tensor", "torch._dynamo", "pytest", "hypothesis", "comm_orchestrator.facade")

@@ -13,22 +13,9 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-
-import comm_orchestrator as dist
-from comm_utils.active import slot
-from comm_utils.errors import CollectiveMismatchError
-from comm_utils.operations import Role
-from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
-from comm_utils.watch import Trouble
-
-# Test folders are no packages that could be installed.
-_HERE = str(Path(__file__).parent)
-if _HERE not in sys.path:
-    sys.path.insert(0, _HERE)
-
-from wrong_calls.errors import caught, expect  # noqa: E402
-from wrong_calls.kinds import VALUE, replaced  # noqa: E402
-from wrong_calls.right import (  # noqa: E402
+from wrong_calls.errors import caught, expect
+from wrong_calls.kinds import VALUE, replaced
+from wrong_calls.right import (
     COLLECTIVES,
     OBJECTS,
     TENSORS,
@@ -42,6 +29,13 @@ from wrong_calls.right import (  # noqa: E402
     root_argument,
     tensors,
 )
+
+import comm_orchestrator as dist
+from comm_utils.active import slot
+from comm_utils.errors import CollectiveMismatchError
+from comm_utils.operations import Role
+from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
+from comm_utils.watch import Trouble
 
 Pools: TypeAlias = Callable[[int], RankPool]
 

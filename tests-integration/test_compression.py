@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.distributed import distributed_c10d
+from world_helpers import BACKENDS, on
 
 import comm_orchestrator as dist
 from comm_collectives.compression import Codec, make_codec, pipeline, selection
@@ -31,12 +32,6 @@ from comm_utils.testing import RankPool, patience, run_ranks
 
 Pools = Callable[[int], RankPool]
 
-#: The library and what chooses its engine.
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "gloo": ("gloo", {}),
-    "shared memory": ("ccl", {}),
-    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
-}
 MOVING = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none"]
 CODECS = [*MOVING, "onebit", "topk"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -124,19 +119,6 @@ def every_collective(name: str, dtype: torch.dtype, count: int) -> None:
         for row, sent in zip(received, parts, strict=True):
             assert are_near(row, sent, allowed(codec, [sent] if sent.numel() else [], None, dtype)), where
     assert torch.equal(everything, before), where
-
-
-def on(backend: str, body: Callable[..., Any], *args: Any) -> Any:
-    """Call ``body`` on every rank of a world on ``backend``."""
-    library, variables = BACKENDS[backend]
-    os.environ.update(variables)
-    dist.init_distributed(library, verbose=False, timeout=60)
-    try:
-        return body(*args)
-    finally:
-        dist.destroy_process_group()
-        for name in variables:
-            del os.environ[name]
 
 
 #: The longest travel in two pieces.

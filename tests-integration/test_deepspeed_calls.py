@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from world_helpers import BACKENDS, on
 
 import comm_orchestrator as dist
 from comm_orchestrator.facade.deepspeed_calls import all_gather
@@ -15,26 +15,6 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
-
-#: The library and what chooses its engine.
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "gloo": ("gloo", {}),
-    "shared memory": ("ccl", {}),
-    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
-}
-
-
-def on(backend: str, body: Callable[[], None]) -> None:
-    """Call ``body`` on every rank of a world on ``backend``."""
-    library, variables = BACKENDS[backend]
-    os.environ.update(variables)
-    dist.init_distributed(library, verbose=False, timeout=60)
-    try:
-        body()
-    finally:
-        dist.destroy_process_group()
-        for name in variables:
-            del os.environ[name]
 
 
 def padded_lists() -> None:

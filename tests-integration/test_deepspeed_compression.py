@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from world_helpers import BACKENDS, on
 
 import comm_orchestrator as dist
 from comm_orchestrator.facade.deepspeed_compression import (
@@ -23,26 +23,6 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismat
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
-
-#: The library and what chooses its engine.
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "gloo": ("gloo", {}),
-    "shared memory": ("ccl", {}),
-    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
-}
-
-
-def on(backend: str, body: Callable[..., Any], *args: Any) -> Any:
-    """Call ``body`` on every rank of a world on ``backend``."""
-    library, variables = BACKENDS[backend]
-    os.environ.update(variables)
-    dist.init_distributed(library, verbose=False, timeout=60)
-    try:
-        return body(*args)
-    finally:
-        dist.destroy_process_group()
-        for name in variables:
-            del os.environ[name]
 
 
 def errors_for(count: int, W: int) -> tuple[torch.Tensor, torch.Tensor]:

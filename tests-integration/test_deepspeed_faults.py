@@ -5,24 +5,17 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 import torch
+from test_timeouts import ASYNC, CALLS, MONITORED, check_world, handles, mine, outcome
 
 import comm_orchestrator as dist
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.testing import RankPool, patience
-
-_HERE = str(Path(__file__).parent)
-if _HERE not in sys.path:
-    sys.path.insert(0, _HERE)
-
-from test_timeouts import ASYNC, CALLS, MONITORED, check_world, handles, mine, outcome  # noqa: E402
 
 Pools: TypeAlias = Callable[[int], RankPool]
 

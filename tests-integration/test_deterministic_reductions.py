@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from world_helpers import BACKENDS
 
 import comm_orchestrator as dist
 from comm_collectives import buffers
@@ -24,11 +25,6 @@ from comm_utils.testing import RankPool, run_ranks
 from comm_utils.torch_support.folding import fold, fold_compensated
 
 Pools = Callable[[int], RankPool]
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "gloo": ("gloo", {}),
-    "shared memory": ("ccl", {}),
-    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
-}
 #: Elements that every rank has in common use; calls reduce parts of them.
 LENGTH = 3000
 SUMS = ("sum", "avg")

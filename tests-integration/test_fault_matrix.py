@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-# Test folders are no packages that could be installed.
-_HERE = str(Path(__file__).parent)
-if _HERE not in sys.path:
-    sys.path.insert(0, _HERE)
-
-from faults import model, page  # noqa: E402
-from faults.cells import BACKENDS, MOMENTS, Cell, cells_to_run, every_cell, parse, tenth  # noqa: E402
-from faults.expected import Expected, right  # noqa: E402
-from faults.host import Host  # noqa: E402
-from faults.job import run_cell, run_job  # noqa: E402
-from faults.judge import shortfalls  # noqa: E402
-from faults.record import Record  # noqa: E402
-from faults.scene import Spec  # noqa: E402
-from faults.schedule import make_schedule  # noqa: E402
-from faults.schedules import differences  # noqa: E402
-from faults.table import FAULTS  # noqa: E402
+from faults import model, page
+from faults.cells import BACKENDS, MOMENTS, Cell, cells_to_run, every_cell, parse, tenth
+from faults.expected import Expected, right
+from faults.host import Host
+from faults.job import run_cell, run_job
+from faults.judge import shortfalls
+from faults.record import Record
+from faults.scene import Spec
+from faults.schedule import make_schedule
+from faults.schedules import differences
+from faults.table import FAULTS
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from fuzz import engines
 from fuzz.bounds import Decoder, Finding, check, read_corpus
 from fuzz.decoders import CORPUS, DECODERS
 from fuzz.mutating import mutated
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import distributed_c10d
+from world_helpers import BACKENDS, world_on
 
 import comm_orchestrator as dist
 from comm_collectives.compression.between_hosts import EncodedBetween
@@ -32,12 +33,6 @@ from comm_utils.testing import RankPool, patience, per_rank, run_ranks, run_rank
 
 Pools = Callable[[int], RankPool]
 
-#: The library and what chooses its engine.
-BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
-    "gloo": ("gloo", {}),
-    "shared memory": ("ccl", {}),
-    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
-}
 MAKING = "making groups within hosts and between them"
 HOST_BY_HOST, ROUND_ROBIN = (0, 0, 1, 1), (0, 1, 0, 1)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
@@ -45,18 +40,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex6
 
 def on(backend: str, host_of: tuple[int, ...], body: Callable[..., Any], *args: Any) -> Any:
     """Call ``body`` on every rank of a world on ``backend`` whose ranks are said to be on these hosts."""
-    library, variables = BACKENDS[backend]
-    os.environ.update(variables)
-    dist.init_distributed(library, verbose=False, timeout=60)
-    set_hosts(host_of)
-    try:
-        return body(*args)
-    finally:
-        dist.configure(enabled=False)
-        dist.reset_log()
-        dist.destroy_process_group()
-        for name in variables:
-            del os.environ[name]
+    with world_on(backend):
+        set_hosts(host_of)
+        try:
+            return body(*args)
+        finally:
+            dist.configure(enabled=False)
+            dist.reset_log()
 
 
 def values(count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:

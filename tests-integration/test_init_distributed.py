@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import torch.distributed as c10d
+from world_helpers import environment, logged
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
@@ -35,47 +36,6 @@ _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 
 
 # --- what ranks do
-
-
-class Log(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append((record.levelname, record.getMessage()))
-
-    def at(self, level: str) -> list[str]:
-        return [message for name, message in self.lines if name == level]
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[Log]:
-    """What the packages log, from level DEBUG."""
-    log, logger = Log(), logging.getLogger("comm")
-    level = logger.level
-    logger.addHandler(log)
-    logger.setLevel(logging.DEBUG)
-    try:
-        yield log
-    finally:
-        logger.removeHandler(log)
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def environment(**changes: str | None) -> Iterator[None]:
-    """Variables of this process; None removes one. Afterwards they are what they were."""
-    before = dict(os.environ)
-    try:
-        for name, value in changes.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextlib.contextmanager

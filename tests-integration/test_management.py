@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 import torch.distributed as c10d
+from world_helpers import logged
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
@@ -205,33 +206,11 @@ def test_barrier(pools: Pools, asynchronous: bool) -> None:
         assert min(done for _, done in found) >= max(called for called, _ in found)
 
 
-class Log(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append((record.levelname, record.getMessage()))
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[Log]:
-    log, logger = Log(), logging.getLogger("comm")
-    level = logger.level
-    logger.addHandler(log)
-    logger.setLevel(logging.INFO)
-    try:
-        yield log
-    finally:
-        logger.removeHandler(log)
-        logger.setLevel(level)
-
-
 def run_monitored(
     missing: list[int], all_ranks: bool, limit_s: float = 0.4
 ) -> tuple[str, float, list[tuple[str, str]]]:
     start, found = time.monotonic(), "passed"
-    with logged() as log:
+    with logged(logging.INFO) as log:
         if dist.get_rank() not in missing:
             try:
                 dist.monitored_barrier(timeout=limit_s, wait_all_ranks=all_ranks)
@@ -656,7 +635,7 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
         wrapped_function()
         callers = [(name.partition(" | ")[2], sizes[16]["count"]) for name, sizes in recorded().items()]
         assert dist.get_logged_comm_ops() == sorted(recorded())
-    with observing(verbose=True), logged() as log:
+    with observing(verbose=True), logged(logging.INFO) as log:
         some_function()
     return chosen, callers, [message for _, message in log.lines]
 

@@ -7,26 +7,19 @@ variant with many more examples, other ones in each run, which ``pytest -m slow`
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+# The ranks import these by name, test folders being no packages.
+import property_ranks
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from property_tensors import DENSE_LAYOUTS, READ_LAYOUTS
 
 import comm_orchestrator as dist
 from comm_utils.testing import RankPool
-
-# The ranks import these by name, test folders being no packages.
-_HERE = str(Path(__file__).resolve().parent)
-if _HERE not in sys.path:
-    sys.path.insert(0, _HERE)
-
-import property_ranks  # noqa: E402
-from property_tensors import DENSE_LAYOUTS, READ_LAYOUTS  # noqa: E402
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -169,8 +162,7 @@ def property_pool(request: pytest.FixtureRequest, rank_environment: dict[str, An
     found = dist.available_backends()[backend]
     if not found.usable:
         pytest.skip(f"{backend}: {found.reason}")
-    paths = os.pathsep.join(filter(None, (_HERE, os.environ.get("PYTHONPATH"))))
-    environment = rank_environment | {"PYTHONPATH": paths, "PROPERTY_BACKEND": backend}
+    environment = rank_environment | {"PROPERTY_BACKEND": backend}
     with RankPool(world_size, timeout_s=90, setup=property_ranks.start_rank, env=environment) as pool:
         yield pool
 

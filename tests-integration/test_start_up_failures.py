@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 from torch.distributed import TCPStore
+from world_helpers import environment
 
 import comm_config
 import comm_orchestrator as dist
@@ -58,20 +59,6 @@ def bare_pools(fresh_pools: Pools) -> Pools:
 
 
 @contextlib.contextmanager
-def environment(changes: dict[str, str | None]) -> Iterator[None]:
-    before = dict(os.environ)
-    try:
-        for name, value in changes.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Leave what is in cycles where it is."""
     gc.collect()
@@ -100,7 +87,7 @@ def check_nothing_listens() -> None:
 def attempt(changes: dict[str, str | None], later_s: float = 0.0, limit_s: float = LIMIT_S, **kwargs: Any) -> Ended:
     """Try once, and leave no trace; a world that came up is used, and ended."""
     time.sleep(later_s)
-    with environment(changes), no_collection():
+    with environment(**changes), no_collection():
         listened = listens()  # for an earlier test of these processes, which keeps a group of its world
         before, start = dict(os.environ), time.monotonic()
         config = {"timeouts": {"init_s": limit_s}, "process_group": {"backend": "gloo"}, **kwargs.pop("config", {})}
@@ -165,7 +152,7 @@ def test_a_rank_too_many_for_a_world_that_is_complete(bare_pools: Pools) -> None
 def run_and_stay(changes: dict[str, str | None], later_s: float) -> Ended:
     if later_s:
         return attempt(changes, later_s)
-    with environment(changes):
+    with environment(**changes):
         dist.init_distributed("gloo", verbose=False)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)

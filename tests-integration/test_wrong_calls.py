@@ -8,30 +8,18 @@ fast path might skip checks; by keyword and by position. All ranks make the same
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 import torch
-
-import comm_orchestrator as dist
-from comm_orchestrator.facade import deepspeed_names
-from comm_utils.testing import RankPool
-
-# Test folders are no packages that could be installed.
-_HERE = str(Path(__file__).parent)
-if _HERE not in sys.path:
-    sys.path.insert(0, _HERE)
-
-from wrong_calls.errors import caught, error_of, expect  # noqa: E402
-from wrong_calls.kinds import TYPE, VALUE, Row, generated, replaced  # noqa: E402
-from wrong_calls.right import (  # noqa: E402
+from wrong_calls.errors import caught, error_of, expect
+from wrong_calls.kinds import TYPE, VALUE, Row, generated, replaced
+from wrong_calls.right import (
     OBJECTS,
     TENSORS,
     Arguments,
@@ -42,7 +30,11 @@ from wrong_calls.right import (  # noqa: E402
     peer,
     right,
 )
-from wrong_calls.special import SPECIAL  # noqa: E402
+from wrong_calls.special import SPECIAL
+
+import comm_orchestrator as dist
+from comm_orchestrator.facade import deepspeed_names
+from comm_utils.testing import RankPool
 
 Pools: TypeAlias = Callable[[int], RankPool]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
-# Test folders are no packages that could be installed.
-_ABOVE = str(Path(__file__).resolve().parent.parent)
-if _ABOVE not in sys.path:
-    sys.path.insert(0, _ABOVE)
-
-from launchers import by_hand, hosts, mpi, slurm, torchrun  # noqa: E402
-from launchers.hosts import Host  # noqa: E402
-from launchers.launcher import Launcher  # noqa: E402
-from launchers.mpi import Mpi  # noqa: E402
-from launchers.slurm import Cluster  # noqa: E402
+from launchers import by_hand, hosts, mpi, slurm, torchrun
+from launchers.hosts import Host
+from launchers.launcher import Launcher
+from launchers.mpi import Mpi
+from launchers.slurm import Cluster
 
 Start: TypeAlias = Callable[[pytest.FixtureRequest], Launcher]
 
