@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,49 @@ def test_a_store_that_is_stopped_while_a_group_is_connected_does_not_keep_the_ot
     assert "new_group on rank 1: the store of the world at " in text, text
     assert "does not answer" in text
     assert seconds < 6 * patience()
+
+
+def loses_the_store_while_its_own_connection_is_opened(folder: str) -> str:
+    """Rank 0, which has the store, ends while rank 1 opens a second connection to it; return the error of rank 1."""
+    dist.init_distributed("gloo", timeout=10 * TIMEOUT_S, verbose=False)
+    pids: list[Any] = [os.getpid()]
+    dist.broadcast_object_list(pids, src=0)
+    rank, first, here, agree = dist.get_rank(), psutil.Process(pids[0]), Path(folder), group_agreement.agree
+
+    def connections() -> int:
+        mine = psutil.Process().net_connections("tcp")
+        return sum(bool(one.raddr) and one.raddr.port == int(os.environ["MASTER_PORT"]) for one in mine)
+
+    def end_when_another_is_open(before: int) -> None:
+        while connections() == before:
+            time.sleep(0.02)
+        first.kill()
+
+    def agree_and_stop(*args: Any) -> Any:
+        places = agree(*args)
+        if rank == 0:
+            _await(here / "1 has come")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            (here / "1 has come").touch()
+            while first.status() != psutil.STATUS_STOPPED:
+                time.sleep(0.02)
+            threading.Thread(target=end_when_another_is_open, args=(connections(),), daemon=True).start()
+        return places
+
+    group_agreement.agree = agree_and_stop
+    with pytest.raises(CommError) as caught:
+        dist.new_group([0, 1])
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.skipif(not hasattr(Store, "clone"), reason="needs a second connection to the store, of torch 2.8")
+def test_a_store_that_ends_while_a_group_is_connected_does_not_keep_the_others(tmp_path: Path) -> None:
+    """TCPStore tried to connect for the timeout of the world."""
+    outcomes = run_ranks_outcomes(loses_the_store_while_its_own_connection_is_opened, 2, str(tmp_path), timeout_s=60)
+    assert outcomes[1].status == "returned", outcomes[1]
+    assert outcomes[1].value.startswith("PeerLostError: new_group on rank 1: "), outcomes[1].value
+    assert "rank 0" in outcomes[1].value
 
 
 def waits_longer_than_the_holder_of_the_store(folder: str, call: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 __all__ = ["left_behind", "start", "with_limit"]
+
+_LOOK_S = 0.05
 
 _limited: WeakSet[threading.Thread] = WeakSet()
 
@@ -25,11 +28,18 @@ def start(thread: threading.Thread) -> None:
     thread.start()
 
 
-def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limited", needs_thread: bool = True) -> Any:
+def with_limit(
+    call: Callable[[], Any],
+    limit_s: float,
+    name: str = "comm-limited",
+    needs_thread: bool = True,
+    look: Callable[[], None] | None = None,
+) -> Any:
     """Run ``call`` in a thread and return its result or its error; None where that takes longer.
 
     Args:
         needs_thread: False runs it in the caller's thread, without the limit, where there can be no other.
+        look: is called while it runs; where it raises, the thread is left behind, and its error is returned.
 
     Raises:
         RuntimeError: there can be no thread for it.
@@ -53,7 +63,15 @@ def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limite
         except Exception as error:
             return error
     _limited.add(thread)
-    thread.join(limit_s)
+    end = time.monotonic() + limit_s
+    while look is not None and thread.is_alive() and (left_s := end - time.monotonic()) > 0:
+        thread.join(min(left_s, _LOOK_S))
+        if thread.is_alive():
+            try:
+                look()
+            except Exception as error:
+                return error
+    thread.join(max(0.0, end - time.monotonic()))
     # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
     return outcome.pop() if outcome else None
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from comm_utils import threads
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommError, CommTimeoutError
 
 __all__ = ["BoundedStore", "tcp_store_below"]
 
@@ -49,11 +49,11 @@ class BoundedStore:
         self._is_silent = False
         self._other: BoundedStore | None = None
 
-    def _ask(self, question: Callable[[], _T]) -> _T:
+    def _ask(self, question: Callable[[], _T], look: Callable[[], None] | None = None) -> _T:
         if not self._is_silent:
             limit_s = max(0.0, self._end - time.monotonic()) + _GRACE_S
             try:
-                outcome = threads.with_limit(lambda: (question(),), limit_s, _THREAD)
+                outcome = threads.with_limit(lambda: (question(),), limit_s, _THREAD, look=look)
             except (RuntimeError, MemoryError):  # there can be no thread: the others are to hear of it all the same
                 return question()
             if isinstance(outcome, BaseException):
@@ -107,19 +107,24 @@ class BoundedStore:
         """Do as the store does."""
         return self._ask(lambda: bool(self.unbounded.delete_key(key)))
 
-    def with_own_connection(self) -> BoundedStore:
+    def with_own_connection(self, look: Callable[[], None]) -> BoundedStore:
         """Return a store with a connection of its own, for the same call; this one where there can be none.
 
         It is opened once. Stores of torch before 2.8 open none.
 
+        Args:
+            look: is called while it is opened, and raises where that is in vain: TCPStore tries again for the whole
+                limit where the process that served the store has ended.
+
         Raises:
             CommTimeoutError: the store does not answer.
+            CommError: that of ``look``; after its other errors, this store is returned.
         """
         store: Any = self.unbounded
         if self._other is None:
             try:
-                other = self._ask(store.clone)
-            except CommTimeoutError:
+                other = self._ask(store.clone, look)
+            except CommError:
                 raise
             except (AttributeError, RuntimeError):
                 return self

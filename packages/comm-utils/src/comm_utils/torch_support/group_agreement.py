@@ -148,13 +148,18 @@ def make_with_gloo(
 
     # gloo waits in the store, and nobody else can use the connection in which it does.
     own_connection = store.with_own_connection
+    of_gloo: list[Exception] = []
+
+    def look_at_gloo() -> None:
+        wait.look()
+        if of_gloo:
+            raise of_gloo[0]
 
     def look() -> None:
         wait.look()
-        if own_connection() is not store:
-            Reports(own_connection(), connected, who, rank).look()
-
-    of_gloo: list[Exception] = []
+        own = own_connection(look_at_gloo)
+        if own is not store:
+            Reports(own, connected, who, rank).look()
 
     def connect() -> T:
         try:
@@ -168,7 +173,7 @@ def make_with_gloo(
         places = agree(store, key, wait, rank, refusal, limit, Place.of_this_process(listener.address))
         if not spans_hosts(list(places.values())):
             return make() if wait.is_alone else in_thread(connect, discard, look, "gloo", needs_thread=False)
-        connecting = Connecting(own_connection(), connected, who, rank, places, "gloo", limit_s)
+        connecting = Connecting(own_connection(wait.look), connected, who, rank, places, "gloo", limit_s)
         return connecting.run(connect, discard, wait.look)
     except BaseException as error:
         # Where gloo or the store reports a loss, the others have an error of their own.
@@ -176,9 +181,10 @@ def make_with_gloo(
             (error in of_gloo or isinstance(error, DistError)) and classify(error) is not None
         )
         if is_interruption(error) or not is_common:
-            with suppress(CommTimeoutError):  # the store does not answer
-                if own_connection() is not store:
-                    Reports(own_connection(), connected, who, rank).tell_of(error)
+            with suppress(CommError):  # the store does not answer
+                own = own_connection(wait.look)
+                if own is not store:
+                    Reports(own, connected, who, rank).tell_of(error)
         raise
     finally:
         listener.close()

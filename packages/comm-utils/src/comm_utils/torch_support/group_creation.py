@@ -146,16 +146,18 @@ class GroupMaker:
             RECORDER.end_group(making_of(planned.name))
             own_turn.release()
 
-    def _leave_connection(self, store: BoundedStore) -> None:
+    def _leave_connection(self, store: BoundedStore, wait: StoreWait) -> None:
         """Have the groups use the connection of the failed attempt where a thread of gloo waits in that of the world.
 
         Args:
-            store: the world's. The attempt has asked the others in its own connection, so no other one is opened.
+            store: the world's. The attempt has asked the others in its own connection, so no other one is opened,
+                unless the store has gone meanwhile.
+            wait: of the attempt.
         """
         new = set(abandoned("gloo")).difference(self._abandoned)
         try:
-            other = store.with_own_connection() if new else store
-        except CommTimeoutError:  # the store does not answer in another one either
+            other = store.with_own_connection(wait.look) if new else store
+        except CommError:  # the store does not answer in another one either
             return
         if other is store:
             return
@@ -191,7 +193,7 @@ class GroupMaker:
         try:
             made = make_with_gloo(store, key, wait, rank, refusal, limit, create, c10d.destroy_process_group)
         except BaseException:
-            self._leave_connection(store)
+            self._leave_connection(store, wait)
             raise
         addresses = [f"{made.group_name}//cpu//0/{one}" for one in range(len(group.ranks))]  # where gloo puts them
         delete_read_keys(store, addresses, f"{key}/connected-all", len(group.ranks))
