@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import shutil
 import signal
 import socket
@@ -27,12 +28,12 @@ from world_helpers import environment
 import comm_config
 import comm_orchestrator as dist
 from comm_backend_torch import provider
-from comm_orchestrator import devices
+from comm_orchestrator import devices, selector
 from comm_orchestrator.rendezvous import join, store
 from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils import threads
-from comm_utils.testing import RankPool, patience, per_rank, run_ranks
+from comm_utils.testing import RankPool, patience, per_rank, run_ranks, run_ranks_outcomes
 from comm_utils.torch_support import bounded_store
 from comm_utils.torch_support.group_agreement import WORLD
 
@@ -651,6 +652,25 @@ def test_a_rank_whose_backend_raises_before_it_makes_the_world_is_named(
     expected = [f"PeerLostError: init_distributed on rank {rank}: {said}" for rank in range(3)]
     expected[leaves] = f"{error.__name__}: no device"
     assert run_ranks(gives_up_in_its_backend, 3, error, leaves) == expected
+
+
+def ends_before_the_world(backend: str, victim: int) -> None:
+    """Rank ``victim`` is killed when the ranks have met, before it makes the world."""
+
+    def end(setup: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if int(os.environ["RANK"]) == victim:
+        selector.activate = end
+    dist.init_distributed(backend, timeout=120, verbose=False)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_rank_that_ends_before_it_makes_the_world_is_named_before_the_timeout(backend: str) -> None:
+    outcomes = run_ranks_outcomes(ends_before_the_world, 3, backend, 1, env={"CUDA_VISIBLE_DEVICES": ""})
+    for rank in (0, 2):
+        assert outcomes[rank].exception_type == "PeerLostError", outcomes[rank]
+        assert re.search(r"rank 1 \(pid \d+ on .*\) ended before it made the world", outcomes[rank].message)
 
 
 def gives_up_while_the_store_is_stopped(folder: str) -> bool:

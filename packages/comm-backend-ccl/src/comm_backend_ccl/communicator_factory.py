@@ -33,6 +33,7 @@ from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place
+from comm_utils.torch_support.group_agreement import LEFT, let_others_read, report_ended
 from comm_utils.torch_support.store_waits import await_keys, delete_read_keys, look_at_waits
 
 __all__ = ["make_communicator"]
@@ -124,6 +125,7 @@ class _Factory:
             "address": address,
         }
         texts = self._exchange("process", json.dumps(mine))
+        self._check_all_came(texts)
         members = [member_records.member(text, self._who(rank)) for rank, text in enumerate(texts)]
         places = [one.place for one in members]
         peers = Peers([one.process for one in members], self._rank)
@@ -159,6 +161,16 @@ class _Factory:
         except BaseException:
             peers.close()
             raise
+
+    def _check_all_came(self, texts: Sequence[bytes]) -> None:
+        left = [text.decode(errors="replace") for text in texts if text.startswith(LEFT.encode())]
+        if left:
+            come = [rank for rank, text in enumerate(texts) if not text.startswith(LEFT.encode())]
+            let_others_read(self._store, "process", self._rank, come)
+            raise PeerLostError(
+                f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: "
+                f"{left[0].removeprefix(LEFT)}"
+            )
 
     def _connecting(self, members: Sequence[Member]) -> Connecting:
         found = {
@@ -298,6 +310,8 @@ class _Factory:
                     f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
                     "ended; its own output says why"
                 )
+            if peers is None and self._ranks is None:  # the world, of whose ranks the rendezvous knows the processes
+                report_ended(self._store, dict(zip(ranks, keys, strict=True)))
             look_at_waits()
 
         if not await_keys(self._store, keys, self._end - time.monotonic(), look):

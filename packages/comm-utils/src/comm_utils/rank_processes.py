@@ -15,6 +15,7 @@ __all__ = [
     "RankProcess",
     "RankProcesses",
     "describe_unseen",
+    "ended_ranks",
     "has_ended",
     "named_ranks",
     "own_pid_space",
@@ -113,11 +114,16 @@ def named_ranks(ranks: Iterable[int], processes: Mapping[int, RankProcess]) -> s
     return f"ranks {', '.join(texts[:-1])} and {texts[-1]}"
 
 
+def ended_ranks(ranks: Sequence[int], processes: Mapping[int, RankProcess]) -> list[int]:
+    """Return those of the first 64 ``ranks`` whose process has ended, as far as this one can see."""
+    return [rank for rank in ranks[:_MOST_LOOKED_AT] if rank in processes and processes[rank].has_ended]
+
+
 def describe_unseen(ranks: Sequence[int], processes: Mapping[int, RankProcess]) -> str:
     """Return what is known of ranks that are not seen, as a sentence that begins with a pronoun."""
     is_one = len(ranks) == 1
     text = f"{'it is' if is_one else 'they are'} not seen from here"
-    ended = [rank for rank in ranks[:_MOST_LOOKED_AT] if rank in processes and processes[rank].has_ended]
+    ended = ended_ranks(ranks, processes)
     if not ended:
         hosts = list(dict.fromkeys(processes[rank].host for rank in ranks if rank in processes))
         elsewhere = [host for host in hosts if host != host_name()]

@@ -12,7 +12,7 @@ from torch.distributed import DistError
 
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
-from comm_utils.rank_processes import PROCESSES, named_ranks
+from comm_utils.rank_processes import PROCESSES, ended_ranks, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place, Reports, in_thread, spans_hosts
@@ -20,7 +20,7 @@ from comm_utils.torch_support.failures import classify, is_interruption
 from comm_utils.torch_support.store_waits import StoreWait, await_keys, delete_read_keys
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["LEFT", "WORLD", "agree", "let_others_read", "make_with_gloo"]
+__all__ = ["LEFT", "WORLD", "agree", "let_others_read", "make_with_gloo", "report_ended"]
 
 T = TypeVar("T")
 
@@ -104,9 +104,25 @@ def let_others_read(store: BoundedStore, key: str, rank: int, readers: Sequence[
             await_keys(store, [f"{key}/heard/{one}" for one in readers], _READ_S, lambda: None)
 
 
+def report_ended(store: BoundedStore, keys: Mapping[int, str]) -> None:
+    """Write, for ranks whose process has ended before they came, that they have left, for all members to read.
+
+    Args:
+        keys: by global rank, the key that a rank writes when it comes.
+    """
+    for one in ended_ranks(list(keys), PROCESSES):
+        text = f"{named_ranks([one], PROCESSES)} ended before it made the world; its own output says why"
+        store.compare_set(keys[one], "", f"{LEFT}{text}")  # a rank that has come, and ended then, is left to gloo
+
+
 def _await_members(store: BoundedStore, keys: Mapping[int, str], wait: StoreWait, rank: int, limit: timedelta) -> None:
     """Wait until all members have come, whose keys are ``keys``; raises as :func:`agree` does."""
-    if wait.until(store, list(keys.values()), limit.total_seconds()):
+
+    def look() -> None:
+        if wait.is_alone:  # later, the watch sees who has ended
+            report_ended(store, keys)
+
+    if wait.until(store, list(keys.values()), limit.total_seconds(), look):
         return
     missing = wait.absent(store, keys)
     if missing:

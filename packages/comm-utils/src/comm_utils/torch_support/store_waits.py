@@ -104,18 +104,28 @@ class StoreWait:
         if recorded is not None:
             (recorded.end if error is None else recorded.fail)(self._number)
 
-    def until(self, store: BoundedStore, keys: Sequence[str], limit_s: float) -> bool:
+    def until(
+        self, store: BoundedStore, keys: Sequence[str], limit_s: float, look: Callable[[], None] = lambda: None
+    ) -> bool:
         """Wait until ``keys`` are in the store; return False when the time is over.
 
         A wait that takes a moment is recorded, if it is not yet.
+
+        Args:
+            look: is called while it waits, besides :meth:`look`.
 
         Raises:
             PeerLostError, CollectiveMismatchError: the watch has found that the ranks wait in vain.
             PeerLostError: the store has gone; names the ranks that keep the others waiting.
             CommTimeoutError: the store does not answer.
         """
+
+        def look_at_both() -> None:
+            self.look()
+            look()
+
         with self._while_it_answers(store):
-            return await_keys(store, keys, limit_s, self.look)
+            return await_keys(store, keys, limit_s, look_at_both)
 
     def absent(self, store: BoundedStore, keys: Mapping[int, str]) -> list[int]:
         """Return the ranks whose ``keys`` are not in the store when the time is over.
