@@ -17,10 +17,12 @@ import torch
 from torch.distributed import Store
 
 import comm_orchestrator as dist
+from comm_orchestrator.rendezvous import started
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder import RECORDER
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
+from comm_utils.threads import is_still_connecting
 from comm_utils.torch_support import group_agreement, group_creation
 from comm_utils.torch_support.connecting import Place
 from comm_utils.torch_support.store_waits import StoreWait
@@ -489,6 +491,34 @@ def gives_up_while_a_group_is_connected(
     tensor = torch.ones(10)
     dist.all_reduce(tensor, group=dist.new_group([0, 1, 2], timeout=TIMEOUT_S))
     return f"{type(caught.value).__name__}: {caught.value}", float(tensor[0])
+
+
+def ends_after_a_group_was_given_up(folder: str) -> tuple[bool, float]:
+    """Rank 1 gives up when gloo connects rank 0; return whether gloo waits on, and the seconds that the end took."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    started._LIMIT_S = 60.0  # of the wait for ranks that have not started
+    rank, agree = dist.get_rank(), group_agreement.agree
+
+    def agree_and_raise(*args: Any) -> Any:
+        agree(*args)
+        raise RuntimeError("out of luck")
+
+    if rank == 1:
+        group_agreement.agree = agree_and_raise
+    with pytest.raises((CommError, RuntimeError)):
+        dist.new_group()
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "01")
+    waits_on, begin = is_still_connecting("gloo"), time.monotonic()
+    dist.destroy_process_group()
+    return waits_on, time.monotonic() - begin
+
+
+@NEEDS_CONNECTIONS
+def test_the_end_of_a_young_world_does_not_wait_for_a_group_that_was_given_up(tmp_path: Path) -> None:
+    found = run_ranks(ends_after_a_group_was_given_up, 2, str(tmp_path))
+    assert found[0][0], found
+    assert all(seconds < 20 for _, seconds in found), found
 
 
 @NEEDS_CONNECTIONS

@@ -21,7 +21,7 @@ from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.process_locks import ProcessLock
-from comm_utils.torch_support.connecting import is_still_connecting
+from comm_utils.threads import is_still_connecting
 from comm_utils.torch_support.dropped import Dropped
 
 __all__ = [

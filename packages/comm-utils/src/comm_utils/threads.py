@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["left_behind", "start", "with_limit"]
+__all__ = ["CONNECTING", "abandoned", "is_still_connecting", "left_behind", "start", "with_limit"]
+
+#: The name of a thread in which a library connects the members of a group; the library follows.
+CONNECTING = "comm-connect-"
 
 _LOOK_S = 0.05
 
@@ -79,3 +82,13 @@ def with_limit(
 def left_behind() -> list[threading.Thread]:
     """Return the threads of :func:`with_limit` that run on after their limit."""
     return [one for one in list(_limited) if one.is_alive()]
+
+
+def is_still_connecting(library: str) -> bool:
+    """Return whether ``library`` still waits for the connections of an attempt that was given up."""
+    return bool(abandoned(library))
+
+
+def abandoned(library: str) -> list[threading.Thread]:
+    """Return the threads in which ``library`` still waits for the connections of attempts that were given up."""
+    return [thread for thread in threading.enumerate() if thread.name == CONNECTING + library]

@@ -14,7 +14,7 @@ from torch.distributed import Store
 from comm_orchestrator.rendezvous.protocol import counted
 from comm_utils.errors import LaunchError
 from comm_utils.flight_recorder import RECORDER
-from comm_utils.threads import with_limit
+from comm_utils.threads import is_still_connecting, with_limit
 
 __all__ = ["StartedRanks"]
 
@@ -40,9 +40,10 @@ class StartedRanks:
 
     def wait(self) -> None:
         """Return when all ranks have started, or the store does not answer; at the latest after 10 s."""
-        # A forked child would speak on its parent's connection; after a failure the store may have gone.
+        # A forked child would speak on its parent's connection; after a failure the store may have gone. Where gloo
+        # still connects a group that was given up, it waits in this connection.
         is_new = time.monotonic() < self._begin + _LIMIT_S
-        if os.getpid() == self._pid and is_new and not RECORDER.has_failed:
+        if os.getpid() == self._pid and is_new and not RECORDER.has_failed and not is_still_connecting("gloo"):
             with suppress(RuntimeError, MemoryError):  # there can be no more threads: the world ends without
                 with_limit(self._wait, _LIMIT_S)
 

@@ -20,11 +20,12 @@ import torch
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.host_identity import host_identity, host_name
 from comm_utils.reachability import unreachable
+from comm_utils.threads import CONNECTING
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, is_interruption, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
-__all__ = ["Connecting", "Place", "Reports", "abandoned", "in_thread", "is_still_connecting", "spans_hosts"]
+__all__ = ["Connecting", "Place", "Reports", "in_thread", "spans_hosts"]
 
 T = TypeVar("T")
 
@@ -37,8 +38,6 @@ _GRACE_S = _PROBE_S + 1
 # What a rank gives as a reason, in a store in which others may write as well.
 _MOST_BYTES = 2000
 _KINDS = {one.__name__: one for one in (PeerLostError, CommTimeoutError, BackendUnavailableError)}
-# The library follows.
-_THREAD = "comm-connect-"
 # Ranks that are named one by one.
 _MOST_NAMED = 8
 
@@ -75,16 +74,6 @@ class Place:
         """Return the place in a line of :meth:`encoded`; an unknown one for other lines."""
         parts = line.split("\t")
         return cls(*parts) if len(parts) == 3 else cls()
-
-
-def is_still_connecting(library: str) -> bool:
-    """Return whether ``library`` still waits for the connections of an attempt that was given up."""
-    return bool(abandoned(library))
-
-
-def abandoned(library: str) -> list[threading.Thread]:
-    """Return the threads in which ``library`` still waits for the connections of attempts that were given up."""
-    return [thread for thread in threading.enumerate() if thread.name == _THREAD + library]
 
 
 def spans_hosts(places: Sequence[Place]) -> bool:
@@ -128,7 +117,7 @@ def in_thread(
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=create, name=_THREAD + library, daemon=True)
+    thread = threading.Thread(target=create, name=CONNECTING + library, daemon=True)
     try:
         try:
             thread.start()

@@ -20,8 +20,8 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import listed
 from comm_utils.process_limits import lack_of_threads
 from comm_utils.process_locks import ProcessLock
+from comm_utils.threads import abandoned
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import abandoned
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import device_libraries, gloo_refusal

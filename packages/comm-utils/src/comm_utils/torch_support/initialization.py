@@ -18,8 +18,8 @@ from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.process_limits import GLOO_DESCRIPTORS, check_descriptors, check_threads, lack_of_threads
+from comm_utils.threads import is_still_connecting
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import opening_connections
