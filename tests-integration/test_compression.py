@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -696,7 +697,26 @@ def on_the_fast_path() -> None:
             dist.all_reduce(wrong, op)
             with pytest.raises(dist.ArgumentError, match="int8 compresses"):
                 dist.all_reduce(wrong, op, compression=large)
-        dist.all_reduce(tensor.fill_(1.0), compression=dist.Compression("int8"))
+        dist.set_compression("int8")
+        for given in exempt:  # beside a default that compresses
+            exact = torch.linspace(0, 1, 1000)
+            dist.all_reduce(exact, compression=given)
+            assert torch.equal(exact, W * torch.linspace(0, 1, 1000))
+            with pytest.raises(dist.ArgumentError, match="coalescing"), dist.coalescing():
+                dist.all_reduce(torch.ones(1000), compression=given)
+        group = dist.new_group([0])
+        for given in exempt:
+            alone = torch.ones(4)
+            assert dist.all_reduce(alone, group=group, compression=given) is None  # on rank 1, too, which is no member
+            assert (alone == 1).all()
+            with pytest.raises(dist.ArgumentError, match="sparse"):
+                dist.all_reduce(torch.ones(4).to_sparse(), compression=given)
+        kept = dist.Compression("int8", min_size_bytes=1 << 20)
+        dist.all_reduce(torch.ones(4), compression=kept)
+        gone = weakref.ref(kept)
+        del kept
+        gc.collect()
+        assert gone() is None
     finally:
         selection.choose = choose
 

@@ -248,7 +248,9 @@ def _usual(
         elif one.name == "compression":
             op = "op" if "op" in names else "None"
             simplified = f"simplify({name!r}, compression, {op}, group, ({', '.join(tensors)},))"
-            conditions.append(f"(compression is None or (compression := {simplified}) is PLAIN)")
+            # Calls that are collected are made later, by the default.
+            plain = f"not slot.fast_paths.collects_here and (compression := {simplified}) is PLAIN"
+            conditions.append(f"(compression is None or ({plain}))")
         elif one.default is None:
             conditions.append(f"{one.name} is None")
         else:

@@ -54,7 +54,7 @@ def fast_path_of(
 
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
-        return tensors.nbytes
+        return tensors.nbytes if tensors.layout is torch.strided else 0  # no fast path takes others
     if isinstance(tensors, kernels.PlainBatch):
         return sum([some.nbytes for some in tensors.sizes.values()])
     return sum(map(_bytes, tensors)) if isinstance(tensors, (list, tuple)) else 0

@@ -103,7 +103,7 @@ def token_of(group: ProcessGroup | None) -> str:
 
 def is_coalescing() -> bool:
     """Return whether this thread is in a ``coalescing()`` block."""
-    return bool(getattr(slot.fast_paths, "collects_here", False))
+    return slot.fast_paths.collects_here
 
 
 def define() -> None:

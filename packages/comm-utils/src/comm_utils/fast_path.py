@@ -49,6 +49,11 @@ class FastPathCache:
         if self.emptied != emptied:  # the group may have broken since it was asked for one
             fast_paths.pop(key, None)
 
+    @property
+    def collects_here(self) -> bool:
+        """Return whether calls of this thread are collected, to be made together later."""
+        return False
+
     def memo(self, name: str) -> dict[Any, Any]:
         """Return the dictionary ``name``, where a wrapper keeps what it knows of calls until the cache is emptied."""
         return self._memos.setdefault(name, {})

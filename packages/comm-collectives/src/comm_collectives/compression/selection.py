@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed.distributed_c10d as internals
 from torch.distributed import ProcessGroup
 
 from comm_collectives.by_group import GroupRecords
@@ -21,7 +22,7 @@ from comm_collectives.reduction.order import order_of
 from comm_collectives.wrapping import bare_backend
 from comm_utils import operations
 from comm_utils.active import active_backend, slot
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, NotInitializedError
 from comm_utils.log import logger
 from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp
@@ -33,7 +34,8 @@ __all__ = ["DTYPES", "PLAIN", "choose", "forget_choices", "simplify", "threshold
 #: Dtypes that are compressed; others are exact, or have no place in a format.
 DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
-_USUAL_OPS = frozenset((None, "sum", "avg", *_OPS, torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG))
+_OPS_OF_TORCH = (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG)
+_USUAL_OPS = frozenset((None, "sum", "avg", "SUM", "AVG", *_OPS, *_OPS_OF_TORCH))
 
 #: The ``compression`` of a call that travels as it is.
 PLAIN = "none"
@@ -43,7 +45,7 @@ _MEASURED_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 # A gain below that may have been chance.
 _AT_MOST = 0.9
 
-# Of the answers that are kept; a program may make a Compression for each call.
+# Of the answers that are kept.
 _MOST_KNOWN = 1000
 
 #: By operation, compression and kind of device: the size from which on it is faster; None for never.
@@ -77,6 +79,8 @@ def threshold(operation: str, group: ProcessGroup | None) -> int | None:
 
 def _limit_so_far(operation: str, compression: Compression, group: ProcessGroup | None, device: str) -> int | None:
     """Return the size from which on calls are compressed, or measured; None where they never are."""
+    if active_backend().get_world_size(group) == 1:
+        return None
     key = operations.get(operation).measured_as, repr(compression), device
     return _measured.of(group).get(key, _MEASURED_BYTES[0])
 
@@ -89,26 +93,36 @@ def simplify(call: str, given: Any, op: Any, group: ProcessGroup | None, tensors
     if type(given) is str:
         return PLAIN if given == PLAIN else given
     first = tensors[0]
-    # Lists are left to the checked path.
     if type(given) is not Compression or not isinstance(first, torch.Tensor) or first.dtype not in DTYPES:
         return given
-    known = slot.fast_paths.memo("compression")
-    key = call, given, op, group, first.device.type
+    known, device = slot.fast_paths.memo("compression"), first.device.type
+    # Not the object, which would stay in memory, and all that its encodings have lost.
+    key = call, repr(given), given.min_size_bytes, op, group, device
     try:
         limit = known[key]
-    except KeyError:
+    except (KeyError, TypeError):
+        try:
+            limit = _plain_below(call, given, op, group, device)
+        except (NotInitializedError, TypeError):  # for the checked path to say
+            return given
         if len(known) >= _MOST_KNOWN:
             known.clear()
-        limit = known[key] = _plain_below(call, given, op, group, first.device.type)
-    except TypeError:  # not hashable, so not an op
-        return given
-    if limit is None or all(isinstance(one, torch.Tensor) and one.nbytes < limit for one in tensors):
-        return PLAIN
-    return given
+        known[key] = limit
+    if limit is not None:
+        for one in tensors:  # lists are left to the checked path
+            if not isinstance(one, torch.Tensor) or one.layout is not torch.strided or one.nbytes >= limit:
+                return given
+    return PLAIN
 
 
 def _plain_below(call: str, given: Compression, op: Any, group: ProcessGroup | None, device: str) -> int | None:
-    """Return the size of the smallest tensors with which a call may not be plain; None where it always is."""
+    """Return the size of the smallest tensors with which a call may not be plain; None where it always is.
+
+    Raises:
+        NotInitializedError, TypeError: there is no such group, or no world, or this is no op.
+    """
+    if group is not None and group not in internals._world.pg_map:
+        raise TypeError
     # Of calls of different sizes, ranks have to agree on the size.
     if operations.get(call).pattern.uneven or not _serves(given, call) or op not in _USUAL_OPS:
         return 0
