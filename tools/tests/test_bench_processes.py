@@ -131,7 +131,8 @@ def test_processes_that_end_by_themselves_are_waited_for() -> None:
 
 # Notes the same text twice, waits, and prints what it knows of the run if nothing ends it before.
 TIMED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells ignore in the background
 sys.path.insert(0, sys.argv[1])
 from measuring import timed_run
 with timed_run(1) as timed:
