@@ -199,7 +199,7 @@ OPS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
     "none": (None, TYPE, ("op: got None of type NoneType", _OPS)),
     "number": (2.5, TYPE, ("op: got 2.5 of type float", _OPS)),
     "list": (["sum"], TYPE, ("op: got ['sum'] of type list", _OPS)),
-    "unused": (dist.ReduceOp.UNUSED, VALUE, ("op: got <ReduceOp.UNUSED", _OPS)),
+    "unused": (dist.ReduceOp.UNUSED, VALUE, ("op: got ReduceOp.UNUSED", _OPS)),
     "bytes": (b"sum", TYPE, ("op: got b'sum' of type bytes", _OPS)),
     "zero": (0, TYPE, ("op: got 0 of type int", _OPS)),
     "true": (True, TYPE, ("op: got True of type bool", _OPS)),
@@ -214,9 +214,9 @@ OPS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
     "spaces": (" sum ", VALUE, ("op: got ' sum '", "did you mean 'sum'?")),
     "null": ("sum\0", VALUE, ("op: got 'sum\\x00'", "did you mean 'sum'?")),
     "dotted": ("ReduceOp.SUM", VALUE, ("op: got 'ReduceOp.SUM'", _OPS)),
-    "long": ("sum" * 10**5, VALUE, (f"op: got '{'sum' * 19}", _OPS)),
+    "long": ("sum" * 10**5, VALUE, (f"op: got '{'sum' * 18}", "...; expected", _OPS)),
     "nccl": (c10d._make_nccl_premul_sum(2.0), VALUE, ("op: got", _OPS)),
-    "premul-sum": (c10d.ReduceOp.PREMUL_SUM, VALUE, ("op: got <RedOpType.PREMUL_SUM", _OPS, "multiply the tensor")),
+    "premul-sum": (c10d.ReduceOp.PREMUL_SUM, VALUE, ("op: got ReduceOp.PREMUL_SUM", _OPS, "multiply the tensor")),
 }
 #: op, dtype of every tensor -> what the message holds.
 REFUSED_REDUCTIONS = {
