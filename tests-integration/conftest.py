@@ -20,8 +20,8 @@ import comm_orchestrator as dist
 from comm_utils.testing import RankPool, allow_interrupts, preload, sharing_device
 from comm_utils.testing.environment import PortReservation
 
-# The modules beside the tests are in no package that could be installed. Ranks get this path as well, and find there the
-# functions of `tests-integration.test_...` that a helper of another module is to call.
+# The modules beside the tests are in no package that could be installed. Ranks get this path as well, and find the
+# functions of `tests-integration.test_...` there that a helper of another module is to call.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent))
 
