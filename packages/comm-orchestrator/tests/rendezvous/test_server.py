@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import psutil
 import pytest
@@ -154,6 +155,28 @@ def test_something_that_is_no_store(
         assert time.monotonic() - start < 3 * patience()
         assert threading.active_count() <= threads
     assert capfd.readouterr().err == ""  # no page of C++ stack frames
+
+
+@pytest.mark.parametrize("limit_s", [0.5, 60.0])
+def test_a_store_that_ends_after_its_first_answer(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
+    """As that of a rank 0 which gives up at once; torch's client would try again until its timeout."""
+    assert client._known()
+    monkeypatch.setattr(client, "_CONNECTING_S", 0.25)
+    listener = server.listen("127.0.0.1", 0, alone=True)
+    port = listener.getsockname()[1]
+    stores = [server.serve(listener, LIMIT)]
+    connects = client._client
+
+    def after_its_end(*args: Any) -> Any:
+        stores.clear()
+        return connects(*args)
+
+    monkeypatch.setattr(client, "_client", after_its_end)
+    start = time.monotonic()
+    with pytest.raises(client.ConnectionEndedError) as caught:
+        client.connect("127.0.0.1", port, Deadline(limit_s), LIMIT)
+    assert f"the store at 127.0.0.1:{port} has ended: it answered, and now it refuses connections" in str(caught.value)
+    assert time.monotonic() - start < 3 * patience()
 
 
 def test_a_store_that_is_none_at_an_ipv6_address_names_its_process() -> None:

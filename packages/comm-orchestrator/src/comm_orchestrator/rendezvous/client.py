@@ -34,6 +34,8 @@ __all__ = [
 _RESOLVING_S = 300.0
 _SILENCE_S = 20.0
 _OWN_S = 2.0
+# A store that has ended since it answered refuses torch's client, which tries again for so long or longer.
+_CONNECTING_S = 2.0
 # What torch's own client says first: validate with this number, then ping with a number that comes back.
 # Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp, the same from torch 2.6 to 2.15.
 _HELLO = struct.Struct("=BIBI")
@@ -169,21 +171,19 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta, explai
         ConnectionEndedError: it ends the connection.
         NoStoreError: it is not a store.
     """
-    limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
-    reason, address = _greet(host, port, limit_s)
-    if not reason or not _known():
-        limit = min(timeout, timedelta(seconds=limit_s))
-
-        def make() -> TCPStore:
-            ask_briefly()
-            return TCPStore(address or host, port, None, False, limit, wait_for_workers=False)
-
-        # In a thread that can be left behind; a rank that lacks threads reports that here.
-        made = with_limit(make, limit_s, needs_thread=False)
+    limit = Deadline(max(0.2, min(deadline.left_s(), _SILENCE_S)))
+    while True:
+        left_s = max(0.1, limit.left_s())
+        reason, address = _greet(host, port, left_s)
+        if reason and _known():
+            break
+        made = _client(address or host, port, left_s)
         if isinstance(made, TCPStore):
             made.set_timeout(timeout)
             return made
-        reason = _SILENT if made is None else str(made).splitlines()[0]
+        reason = (_greet(host, port, _OWN_S)[0] or _SILENT) if made is None else str(made).splitlines()[0]
+        if made is None or deadline.interruption or not limit.pause(None):
+            break
     if reason == _SILENT:
         raise CommTimeoutError(explained(host, port, reason))
     if reason.startswith(_ANSWERS):
@@ -191,8 +191,26 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta, explai
     raise ConnectionEndedError(explained(host, port, reason) if explain else reason)
 
 
+def _client(address: str, port: int, limit_s: float) -> TCPStore | Exception | None:
+    """Return torch's client of the store that has just answered there, or its error; None where it takes too long."""
+
+    def make() -> TCPStore:
+        ask_briefly()
+        connecting = timedelta(seconds=min(limit_s / 2, _CONNECTING_S))
+        return TCPStore(address, port, None, False, connecting, wait_for_workers=False)
+
+    # In a thread that can be left behind; a rank that lacks threads reports that here.
+    made: TCPStore | Exception | None = with_limit(make, limit_s, needs_thread=False)
+    return made
+
+
 def explained(host: str, port: int, reason: str) -> str:
     """Return what to do about a server at ``host`` that is no store; it takes a look at all processes."""
+    if reason == _REASONS[errno.ECONNREFUSED]:
+        return (
+            f"the store at {host}:{port} has ended: it answered, and now it {reason}; see what rank 0, or another "
+            "process that serves it, printed before it ended"
+        )
     own = _own(host)
     who = who_listens(port, host) if own else ""
     remedy = (
