@@ -18,9 +18,10 @@ from torch.distributed import Store
 
 import comm_orchestrator as dist
 from comm_orchestrator.rendezvous import started
-from comm_utils.errors import CommError
+from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.flight_recorder import RECORDER
 from comm_utils.flight_recorder.reader import RingReader
+from comm_utils.process_state import is_alive
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 from comm_utils.threads import is_still_connecting
 from comm_utils.torch_support import group_agreement, group_creation
@@ -129,6 +130,32 @@ def test_a_rank_that_ends_right_after_the_start_is_named_with_its_process(backen
         assert outcomes[rank].exception_type == "PeerLostError"
         assert "rank 1 (pid " in outcomes[rank].message
         assert "not seen from here" not in outcomes[rank].message
+
+
+def ends_after_its_part(folder: str) -> list[float]:
+    """Rank 1 has done its part in two calls and ends, before rank 2 comes to the first; rank 0 waits for the second."""
+    dist.init_distributed("ccl", timeout=TIMEOUT_S, verbose=False)
+    rank, pids = dist.get_rank(), torch.zeros(3, dtype=torch.int64)
+    dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]))
+    if rank == 2 and not await_files(folder, "0"):
+        return []
+    summed, sent = torch.ones(4), torch.full((4,), float(rank))
+    first = dist.reduce(summed, 0, async_op=True)
+    second = dist.broadcast(sent, 1, async_op=True)
+    if rank == 0:
+        while is_alive(int(pids[1])):
+            time.sleep(0.02)
+        with pytest.raises(CommTimeoutError):  # and nothing that would break the group
+            second.wait(timeout=1.5)
+        (Path(folder) / "0").touch()
+    second.wait()
+    first.wait()
+    return [*summed.tolist(), *sent.tolist()]
+
+
+def test_a_rank_that_ends_after_its_part_in_several_calls_is_not_missed(tmp_path: Path) -> None:
+    found = run_ranks(ends_after_its_part, 3, str(tmp_path), timeout_s=4 * TIMEOUT_S)
+    assert found == [[3.0] * 4 + [1.0] * 4, [1.0] * 8, [1.0] * 8]
 
 
 def replaces_its_program(backend: str) -> None:

@@ -183,6 +183,27 @@ TEST(waited_for_by_several_threads) {
 }
 
 // Of which each waits for room that only the other's reading makes.
+// A rank that has done its part in all may have ended: who waits for the last one needs it no more.
+TEST(who_is_awaited_behind_an_earlier_operation) {
+    World world(3);
+    Random random{options.seed};
+    std::vector<Job> jobs(2);
+    jobs[0].operation = shm::reduce, jobs[0].root = 0, jobs[0].count = 5;
+    jobs[1].operation = broadcast, jobs[1].root = 1, jobs[1].count = 5;
+    for (Job &job : jobs) {
+        job = prepared(std::move(job), 3, random);
+    }
+    do_all(jobs, world[1]);
+    Part first(jobs[0], world[0]);
+    const Part second(jobs[1], world[0]);
+    first.start();
+    const Handle last = world[0].start(second.request(), false);
+    CHECK(last->now() == pending && world[0].missing(*last) == 0b100, world[0].missing(*last));
+    do_all(jobs, world[2]);
+    CHECK(world[0].wait(*last, options.patience) == complete, world[0].failure());
+    first.finish();
+}
+
 TEST(messages_both_ways) {
     Random random{options.seed};
     const Layout layout(4);

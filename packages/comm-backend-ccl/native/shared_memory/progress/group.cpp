@@ -123,8 +123,11 @@ uint64_t Group::missing_for(const Task &task) {
         const int peer = task.request.root == any_source ? source : task.request.root;
         return peer >= 0 ? uint64_t{1} << peer : everyone() & ~(uint64_t{1} << rank_);
     }
-    if (collectives_.empty() || collectives_.front().get() != &task) {
+    if (collectives_.empty()) {
         return everyone();
+    }
+    if (collectives_.front().get() != &task) {
+        return missing_for(*collectives_.front());  // it has not begun, and nobody knows who will come then
     }
     if (task.awaits == 0) {
         return task.awaited_rank >= 0 ? uint64_t{1} << task.awaited_rank : everyone();
