@@ -287,6 +287,37 @@ TEST(a_file_without_seals_is_refused) {
     CHECK(thrown, "others could cut it");
 }
 
+// On systems with pages of 64 KiB, others cannot be given up in part.
+TEST(tensors_share_no_page) {
+    constexpr size_t page = size_t{64} << 10;
+    Arena arena(page);
+    const auto *first = static_cast<char *>(arena.allocate(100)), *next = static_cast<char *>(arena.allocate(page + 1));
+    CHECK(next - first == page, next - first);
+    CHECK(arena.statistics().used_bytes == 3 * page, arena.statistics().used_bytes);
+    arena.free(const_cast<char *>(first));
+    arena.free(const_cast<char *>(next));
+    arena.trim();
+    CHECK(arena.statistics().free_bytes == 0, arena.statistics().free_bytes);
+}
+
+TEST(pages_are_given_up_as_a_whole) {
+    const size_t page = page_bytes();
+    const int descriptor = create_memory(4 * page);
+    char *const begin = static_cast<char *>(map_memory(descriptor, 4 * page));
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe");
+    // Writing what is not there is an error, where a load would be a signal.
+    const auto is_there = [&](size_t at) { return write(ends[1], begin + at * page, 1) == 1; };
+    drop_pages(begin + page, page + 1);
+    CHECK(is_there(0) && !is_there(1) && is_there(2), is_there(0) << is_there(1) << is_there(2));
+    drop_pages(begin + 2 * page + 1, 2 * page - 1);
+    CHECK(is_there(2) && !is_there(3), is_there(2) << is_there(3));
+    close(ends[0]);
+    close(ends[1]);
+    unmap_memory(begin, 4 * page);
+    close_memory(descriptor);
+}
+
 TEST(memory_of_what_failed_is_not_used_again) {
     for (const bool closes : {false, true}) {
         World world(2);

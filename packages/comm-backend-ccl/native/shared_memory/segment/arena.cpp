@@ -23,13 +23,13 @@ size_t region_bytes() {
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
         return most_region_bytes;
     }
-    return Layout::page(static_cast<size_t>(std::min<rlim_t>(most_region_bytes, limit.rlim_cur / region_share)));
+    return static_cast<size_t>(std::min<rlim_t>(most_region_bytes, limit.rlim_cur / region_share));
 }
 
 }  // namespace
 
 Arena &Arena::instance() {
-    static Arena &arena = *new Arena;  // tensors may outlive static objects
+    static Arena &arena = *new Arena(page_bytes());  // tensors may outlive static objects
     return arena;
 }
 
@@ -39,7 +39,7 @@ void *Arena::allocate(size_t bytes) {
                                 " of shared memory, more than any process can address");
     }
     const size_t asked = bytes;
-    bytes = Layout::page(bytes == 0 ? 1 : bytes);
+    bytes = whole_pages(bytes == 0 ? 1 : bytes);
     std::unique_lock<std::mutex> alone(mutex_);
     Found found = best_run(bytes);
     if (found.region == nullptr || found.missing > 0) {
@@ -192,7 +192,7 @@ Arena::Found Arena::best_run(size_t bytes) {
 
 Arena::Region &Arena::add_region(size_t bytes) {
     // Limits of file size or address space may leave room for less.
-    for (size_t size = std::max(bytes, region_bytes());; size = std::max(bytes, Layout::page(size / 4))) {
+    for (size_t size = std::max(bytes, whole_pages(region_bytes()));; size = std::max(bytes, whole_pages(size / 4))) {
         int descriptor = -1;
         try {
             descriptor = create_memory(size);
@@ -304,7 +304,7 @@ void Arena::return_beyond(size_t bound) {
             if (one->second.state != kept) {
                 continue;
             }
-            const size_t much = std::min(one->second.bytes, Layout::page(kept_bytes_ - bound));
+            const size_t much = std::min(one->second.bytes, whole_pages(kept_bytes_ - bound));
             const size_t offset = one->first + one->second.bytes - much;
             return_memory(region->descriptor, offset, much);
             if (much < one->second.bytes) {

@@ -25,6 +25,9 @@ public:
         size_t tensors = 0, descriptors = 0;
     };
 
+    // `page_bytes`: of this system.
+    explicit Arena(size_t page_bytes) : page_bytes_(page_bytes) {}
+    Arena(const Arena &) = delete;
     static Arena &instance();
     void *allocate(size_t bytes);
     void free(void *begin);
@@ -82,7 +85,10 @@ private:
     void return_beyond(size_t bound);
     size_t bound() const;
     void remember();
+    // No two tensors have a part of one page: that of a tensor can be replaced or given up by itself.
+    size_t whole_pages(size_t bytes) const { return (bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_; }
 
+    const size_t page_bytes_;
     std::mutex mutex_;
     std::deque<Region> regions_;
     size_t used_bytes_ = 0, kept_bytes_ = 0, retired_bytes_ = 0, tensors_ = 0, peak_bytes_ = 0;

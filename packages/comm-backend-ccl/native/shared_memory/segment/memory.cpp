@@ -131,7 +131,7 @@ int above_standard(int descriptor) {
 // The pages that are all in [begin, begin + bytes).
 struct Pages {
     Pages(void *begin, size_t bytes) {
-        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const uintptr_t page = page_bytes();
         first = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page);
         end = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(begin) + bytes) / page * page);
     }
@@ -151,6 +151,11 @@ uint64_t inode_of(int descriptor) {
 size_t size_of(int descriptor) {
     struct stat found{};
     return fstat(descriptor, &found) == 0 ? static_cast<size_t>(found.st_size) : 0;
+}
+
+size_t page_bytes() {
+    static const auto found = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return found;
 }
 
 int create_memory(size_t bytes) {
@@ -270,8 +275,11 @@ void make_private(char *begin, size_t bytes, int descriptor, const char *file) n
 }
 
 void drop_pages(void *begin, size_t bytes) noexcept {
-    [[maybe_unused]] const void *kept =
-        mmap(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    const Pages pages(begin, bytes);  // mmap would take the rest of the last one as well
+    if (pages.first < pages.end) {
+        [[maybe_unused]] const void *kept = mmap(pages.first, static_cast<size_t>(pages.end - pages.first), PROT_NONE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
 }
 
 }  // namespace shm

@@ -23,6 +23,8 @@ struct LimitError : SharedMemoryError {
     using SharedMemoryError::SharedMemoryError;
 };
 
+// Of a page of this system: 4 KiB, on some processors 16 or 64 KiB.
+size_t page_bytes();
 // A descriptor of new memory; only this user's processes can open it.
 int create_memory(size_t bytes);
 // Throws where there is not so much memory.
@@ -45,7 +47,7 @@ void map_pages(void *begin, size_t bytes, bool writes);
 // Replaces the pages that are all in [begin, begin + bytes), of the file mapped at `file`, by private ones with the
 // same content, and returns theirs to the system. Pages for which there is no memory stay.
 void make_private(char *begin, size_t bytes, int descriptor, const char *file) noexcept;
-// Gives up the pages at these addresses, which stay taken.
+// Gives up the pages that are all in [begin, begin + bytes); their addresses stay taken.
 void drop_pages(void *begin, size_t bytes) noexcept;
 
 std::string mebibytes(size_t bytes);
