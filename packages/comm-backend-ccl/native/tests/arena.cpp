@@ -6,15 +6,34 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 using namespace tests;
 using namespace shm;
+
+namespace {
+
+// As of Linux before 6.11, which a timer interrupts in each call that reserves more.
+std::atomic<size_t> interrupted_above{SIZE_MAX};
+
+}  // namespace
+
+// In the place of the one in the library of C.
+extern "C" int fallocate(int descriptor, int mode, off_t offset, off_t bytes) {
+    if (mode == 0 && static_cast<size_t>(bytes) > interrupted_above) {
+        errno = EINTR;
+        return -1;
+    }
+    return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, offset, bytes));
+}
 
 namespace {
 
@@ -315,6 +334,17 @@ TEST(pages_are_given_up_as_a_whole) {
     close(ends[0]);
     close(ends[1]);
     unmap_memory(begin, 4 * page);
+    close_memory(descriptor);
+}
+
+TEST(memory_is_reserved_while_signals_come) {
+    constexpr size_t bytes = size_t{3} << 20;
+    const int descriptor = create_memory(bytes);
+    interrupted_above = size_t{100} << 10;
+    reserve_memory(descriptor, 0, bytes, "a test");
+    interrupted_above = SIZE_MAX;
+    struct stat found{};
+    CHECK(fstat(descriptor, &found) == 0 && static_cast<size_t>(found.st_blocks) * 512 == bytes, found.st_blocks);
     close_memory(descriptor);
 }
 

@@ -184,14 +184,17 @@ void check_memory(size_t bytes, const char *what) {
 
 void reserve_memory(int descriptor, size_t offset, size_t bytes, const char *what) {
     // Others may be doing the same at this moment.
-    constexpr size_t part = size_t{256} << 20;
-    for (size_t done = 0; done < bytes; done += part) {
+    constexpr size_t most = size_t{256} << 20, least = size_t{64} << 10;
+    size_t part = most;
+    for (size_t done = 0, next; done < bytes; done += next) {
         check_memory(bytes - done, what);
-        const size_t next = std::min(part, bytes - done);
         int failed;
         do {
+            next = std::min(part, bytes - done);
             failed =
                 fallocate(descriptor, 0, static_cast<off_t>(offset + done), static_cast<off_t>(next)) == 0 ? 0 : errno;
+            // Before Linux 6.11, a signal ends it with nothing done, and those of a timer would do so again and again.
+            part = failed == EINTR ? std::max(part / 2, least) : part;
         } while (failed == EINTR);
         if (failed != 0) {
             return_memory(descriptor, offset, done + next);
