@@ -158,6 +158,30 @@ def test_a_rank_that_ends_after_its_part_in_several_calls_is_not_missed(tmp_path
     assert found == [[3.0] * 4 + [1.0] * 4, [1.0] * 8, [1.0] * 8]
 
 
+def waits_for_a_lost_rank_beside_one_that_is_done(folder: str) -> None:
+    """Rank 1 has done its part and ends; rank 2 is killed before it comes."""
+    dist.init_distributed("ccl", timeout=TIMEOUT_S, verbose=False)
+    rank, pids = dist.get_rank(), torch.zeros(3, dtype=torch.int64)
+    dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]))
+    if rank == 0:
+        while is_alive(int(pids[1])):
+            time.sleep(0.02)
+        (Path(folder) / "0").touch()
+    if rank == 2:
+        await_files(folder, "0")
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.reduce(torch.ones(4), 0)
+
+
+def test_a_rank_that_ended_after_its_part_is_not_named_as_lost(tmp_path: Path) -> None:
+    outcomes = run_ranks_outcomes(
+        waits_for_a_lost_rank_beside_one_that_is_done, 3, str(tmp_path), timeout_s=4 * TIMEOUT_S, grace_s=TIMEOUT_S
+    )
+    assert outcomes[0].exception_type == "PeerLostError"
+    assert re.search(r"rank 2 \(pid \d+ .*\) (has )?ended", outcomes[0].message), outcomes[0].message
+    assert "rank 1 (" not in outcomes[0].message
+
+
 def replaces_its_program(backend: str) -> None:
     dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
     dist.all_reduce(torch.ones(10))

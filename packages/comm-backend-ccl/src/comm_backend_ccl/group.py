@@ -148,7 +148,11 @@ class Group(BreakableGroup, ABC):
         """Return the cause of a failed call, as far as rings and other ranks tell."""
         return WATCH.explain(self.for_diagnosis(), timed_out) if WATCH.is_running else None
 
-    def _lost(self, call: str, gone: Collection[int]) -> Exception:
+    def lost(self, call: str, gone: Collection[int]) -> Exception:
+        """Return the error to raise where ranks that an operation needs have ended.
+
+        The group is broken from then on.
+        """
         trouble = self._cause(timed_out=False)
         if trouble is not None:
             ended = {self.ranks[one]: f"rank {self.ranks[one]} ({self.peers.processes[one]}" for one in sorted(gone)}
@@ -171,13 +175,6 @@ class Group(BreakableGroup, ABC):
     def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]:
         """Those of them without which an operation cannot go on, as far as the engine can tell."""
         return self.gone(peer)
-
-    def lost(self, call: str, peer: int | None) -> Exception:
-        """Return the error to raise where a rank that an operation needs has ended.
-
-        The group is broken from then on.
-        """
-        return self._lost(call, self.gone(peer))
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         """Return the error to raise after waiting in vain; the group is broken from then on."""
@@ -239,8 +236,8 @@ class Group(BreakableGroup, ABC):
             while not self.gone(peer) and (now < end or (now < last and self.peers.any_ending())):
                 time.sleep(0.01)
                 now = time.monotonic()
-            if self.gone(peer):
-                return self.lost(call, peer)
+            if gone := self.gone(peer):
+                return self.lost(call, gone)
         if _UNREACHABLE in str(error):
             return self._lacking(call, error)
         self._break(f"{call}: {error}")

@@ -88,7 +88,7 @@ class OneCclCommunicator(Communicator):
         if self.peers.gone() and self._lost_at is None:
             self._lost_at = now
         if self._lost_at is not None and now > self._lost_at + _GRACE_S:
-            raise self._lost("the making of the group", self.peers.gone())
+            raise self.lost("the making of the group", self.peers.gone())
 
     def _make(self, connecting: Connecting) -> oneccl_library.Group:
         """Return the group; oneCCL waits for ranks that do not come without an end."""

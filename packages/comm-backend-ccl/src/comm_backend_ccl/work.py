@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
@@ -75,7 +75,7 @@ class Operations(Protocol):
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> BaseException: ...
 
-    def lost(self, call: str, peer: int | None) -> BaseException: ...
+    def lost(self, call: str, gone: Collection[int]) -> BaseException: ...
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> BaseException: ...
 
@@ -199,10 +199,11 @@ class CclWork(Handle):
             limit_s = communicator.timeout_s if self.end is None else self.limit_s
             return lambda: communicator.timed_out(self.name, limit_s, self.end is not None)
         peer = self.source_rank() if self.peer == ANY_SOURCE else self.peer
-        if communicator.gone_for(handle, peer):
+        gone = communicator.gone_for(handle, peer)
+        if gone:
             self._missed_at = now if self._missed_at is None else self._missed_at
             if now >= self._missed_at + _GRACE_S:
-                return lambda: communicator.lost(self.name, peer)
+                return lambda: communicator.lost(self.name, gone)
         return None
 
     def _fail(self, failure: BaseException) -> BaseException:
