@@ -23,8 +23,9 @@ def test_an_open_pipe_is_written_to() -> None:
         os.close(writing)
 
 
-def test_the_mode_stays_and_long_names_are_written(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 250)
+@pytest.mark.parametrize("name", ["x" * 250, "\N{GRINNING FACE}" * 62], ids=["ascii", "four-bytes-a-character"])
+def test_the_mode_stays_and_long_names_are_written(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     path.write_bytes(b"old")
     path.chmod(0o600)
     with replacing_binary(path) as file:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comm_utils import json_files
-from comm_utils.atomic_write import replacing
+from comm_utils.atomic_write import NAME_CHARACTERS, replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.flight_recorder.ring_locks import is_at, lock_as_owner
 from comm_utils.log import logger
@@ -292,7 +292,7 @@ def sole_measurement() -> Iterator[bool]:
     if file is None:
         yield False
         return
-    lock = file.with_name(f".{file.name[:60]}.lock")
+    lock = file.with_name(f".{file.name[:NAME_CHARACTERS]}.lock")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -318,7 +318,7 @@ def sole_measurement() -> Iterator[bool]:
 
 def _remove_unfinished(file: Path) -> None:
     """Remove what processes left that were killed while they wrote it."""
-    for one in file.parent.glob(f".{glob.escape(file.name[:60])}.*.tmp"):
+    for one in file.parent.glob(f".{glob.escape(file.name[:NAME_CHARACTERS])}.*.tmp"):
         with suppress(OSError):
             if time.time() - one.stat().st_mtime > _UNFINISHED_S:
                 one.unlink()

@@ -13,7 +13,11 @@ from typing import IO, BinaryIO
 
 from comm_utils.errors import ArgumentError
 
-__all__ = ["replacing", "replacing_binary"]
+__all__ = ["NAME_CHARACTERS", "replacing", "replacing_binary"]
+
+#: So many of a name are in that of the file that is written. With what is added, they stay within the 255 bytes that
+#: file systems take, where each has four.
+NAME_CHARACTERS = 56
 
 
 @contextmanager
@@ -56,8 +60,7 @@ def replacing_binary(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     if not target.parent.is_dir():
         raise ArgumentError(f"{path}: there is no folder {str(Path(path).parent)!r}; create it, or give another path")
-    # The beginning of a long name: with what is added it has to stay within what file systems take.
-    temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{target.name[:NAME_CHARACTERS]}.{secrets.token_hex(8)}.tmp")
     try:
         try:
             opened = temporary.open("xb")
