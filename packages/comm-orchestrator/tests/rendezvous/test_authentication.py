@@ -186,6 +186,18 @@ for _ in range(rounds):
 """
 
 
+def test_a_forked_child_leaves_the_secret_to_its_parent(folder: Path) -> None:
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom comm_orchestrator.rendezvous import authentication as a\n"
+        f"a._PARENTS = (Path({str(folder.parent)!r}),)\n"
+        "secret, child = a.share_secret('job'), os.fork()\n"
+        "if child == 0: sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and a.file_secret('job') == secret"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60 * patience())
+    assert not folder.exists(), "the parent removes it"
+
+
 def test_ranks_that_start_at_once_agree_where_a_killed_job_left_its_secret(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _RANKS_AT_ONCE, str(tmp_path), "30", "8"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -54,6 +54,8 @@ _SECRET_BYTES = 32
 _APPEARS_S = 2.0
 _MOST_FILE_BYTES = 1024
 _written: set[Path] = set()
+# A forked child that ends must not remove what the ranks of its parent's job still read.
+os.register_at_fork(after_in_child=_written.clear)
 
 
 class _Written(NamedTuple):
