@@ -83,15 +83,15 @@ def output_file(text: str) -> Path:
 class Meeting:
     """Where the ranks of a peer wait for one another, outside of what is measured.
 
-    ``fd``: a page of zeros that all of them have; each writes to a line of its own. ``crowded``: there are more ranks
-    than cores, so that one that only spins keeps off the one that it waits for.
+    ``fd``: a page of zeros that all of them have; each writes to a line of its own. ``oversubscribed``: there are more
+    ranks than cores, so that one that only spins keeps off the one that it waits for.
     """
 
-    def __init__(self, fd: int, rank: int, ranks: int, crowded: bool = False) -> None:
+    def __init__(self, fd: int, rank: int, ranks: int, oversubscribed: bool = False) -> None:
         self.memory = mmap.mmap(fd, mmap.PAGESIZE)
         self.met, self.mine = 0, 64 * rank
         self.others = [64 * other for other in range(ranks) if other != rank]
-        self.crowded = crowded
+        self.oversubscribed = oversubscribed
 
     def __call__(self) -> None:
         """Return when the other ranks are here too; they may be at the next meeting already."""
@@ -100,7 +100,7 @@ class Meeting:
         memory[self.mine] = met
         for other in self.others:
             while (memory[other] - met) % 256 > 1:
-                if self.crowded:
+                if self.oversubscribed:
                     os.sched_yield()
 
 

@@ -323,7 +323,7 @@ def test_more_than_two_gibibytes(ccl_pools: Pools) -> None:
     ccl_pools(2).run(run_more_than_two_gibibytes, timeout_s=250)
 
 
-def run_crowded() -> None:
+def run_oversubscribed() -> None:
     """More ranks than this machine may have cores, a group of them among them."""
     rank = dist.get_rank()
     pair = dist.new_group([rank - rank % 2, rank - rank % 2 + 1])
@@ -336,7 +336,7 @@ def run_crowded() -> None:
 
 
 def test_more_ranks_than_cores(ccl_pools: Pools) -> None:
-    ccl_pools(4).run(run_crowded, timeout_s=60)
+    ccl_pools(4).run(run_oversubscribed, timeout_s=60)
 
 
 def run_forked() -> None:

@@ -161,7 +161,7 @@ def run_on_one_core() -> tuple[list[dict[str, Any]], str]:
     os.sched_setaffinity(0, {core})
     dist.init_distributed("ccl", verbose=False)
     (world,) = shared_communicator.open_groups()
-    assert world.crowded
+    assert world.oversubscribed
     found = world.methods(), world.profile_by
     dist.destroy_process_group()
     return found

@@ -32,8 +32,8 @@ def groups() -> list[shared_communicator.SharedCommunicator]:
     return sorted(shared_communicator.open_groups(), key=lambda one: not one.is_world)
 
 
-def find_crowded(cpus: list[set[int]]) -> bool:
-    """Return whether the world is crowded, where each rank is bound to its ``cpus``."""
+def find_oversubscribed(cpus: list[set[int]]) -> bool:
+    """Return whether the world is oversubscribed, where each rank is bound to its ``cpus``."""
     os.sched_setaffinity(0, cpus[int(os.environ["RANK"])])
     dist.init_distributed("ccl", verbose=False)
     W = dist.get_world_size()
@@ -41,13 +41,13 @@ def find_crowded(cpus: list[set[int]]) -> bool:
         dist.all_reduce(tensor := torch.full((3,), float(step + dist.get_rank())))
         assert tensor.tolist() == [W * step + W * (W - 1) / 2] * 3
     (world,) = groups()
-    crowded = world.crowded
+    oversubscribed = world.oversubscribed
     dist.destroy_process_group()
-    return crowded
+    return oversubscribed
 
 
 @pytest.mark.parametrize(
-    ("cpus", "crowded"),
+    ("cpus", "oversubscribed"),
     [
         ([{FIRST}] * 4, True),
         ([{FIRST}] * 2, True),
@@ -57,29 +57,29 @@ def find_crowded(cpus: list[set[int]]) -> bool:
         ([{FIRST, SECOND}, {SECOND}], False),
     ],
 )
-def test_the_binding_decides_whether_ranks_are_crowded(
-    rank_environment: dict[str, Any], cpus: list[set[int]], crowded: bool
+def test_the_binding_decides_whether_ranks_are_oversubscribed(
+    rank_environment: dict[str, Any], cpus: list[set[int]], oversubscribed: bool
 ) -> None:
-    found = run_ranks(find_crowded, len(cpus), cpus, timeout_s=60, env=rank_environment)
-    assert found == [crowded] * len(cpus)
+    found = run_ranks(find_oversubscribed, len(cpus), cpus, timeout_s=60, env=rank_environment)
+    assert found == [oversubscribed] * len(cpus)
 
 
-def find_crowded_pair() -> bool:
-    """Return whether a pair of ranks is crowded, where the host has more ranks than this process may use cores."""
+def find_oversubscribed_pair() -> bool:
+    """Return whether a pair is oversubscribed, where the host has more ranks than this process may use cores."""
     os.sched_setaffinity(0, {FIRST, SECOND})
     topology.cpus_of_launcher = topology.allowed_cpus  # as of a launcher that is bound to these itself
     dist.init_distributed("ccl", verbose=False)
     rank = dist.get_rank()
     pair = dist.new_group([rank - rank % 2, rank - rank % 2 + 1])
     dist.barrier(pair)
-    (found,) = [one.crowded for one in groups() if not one.is_world]
+    (found,) = [one.oversubscribed for one in groups() if not one.is_world]
     dist.barrier()  # rank 0, which holds the store, may leave when both pairs are made
     dist.destroy_process_group()
     return found
 
 
-def test_pairs_of_a_crowded_host_are_crowded(rank_environment: dict[str, Any]) -> None:
-    assert run_ranks(find_crowded_pair, 4, timeout_s=60, env=rank_environment) == [True] * 4
+def test_pairs_of_a_oversubscribed_host_are_oversubscribed(rank_environment: dict[str, Any]) -> None:
+    assert run_ranks(find_oversubscribed_pair, 4, timeout_s=60, env=rank_environment) == [True] * 4
 
 
 def test_the_cores_of_a_launcher_that_is_bound() -> None:
@@ -90,14 +90,14 @@ def test_the_cores_of_a_launcher_that_is_bound() -> None:
     assert done.stdout.strip() == f"[{FIRST}]"
 
 
-def find_crowded_on_oneccl(cpus: list[int]) -> bool:
+def find_oversubscribed_on_oneccl(cpus: list[int]) -> bool:
     os.sched_setaffinity(0, {cpus[int(os.environ["RANK"])]})
     said: list[bool] = []
     initialize = oneccl_library.initialize
 
-    def listen(local_rank: int, local_size: int, interface: str, crowded: bool) -> None:
-        said.append(crowded)
-        initialize(local_rank, local_size, interface, crowded)
+    def listen(local_rank: int, local_size: int, interface: str, oversubscribed: bool) -> None:
+        said.append(oversubscribed)
+        initialize(local_rank, local_size, interface, oversubscribed)
 
     oneccl_library.initialize = listen
     dist.init_distributed("ccl", verbose=False)
@@ -110,8 +110,8 @@ def find_crowded_on_oneccl(cpus: list[int]) -> bool:
 @pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason()))
 def test_the_binding_decides_on_oneccl_too(rank_environment: dict[str, Any]) -> None:
     env = {**rank_environment, "CCL_SHARED_MEMORY": "0"}
-    assert run_ranks(find_crowded_on_oneccl, 2, [FIRST, SECOND], timeout_s=60, env=env) == [False] * 2
-    assert run_ranks(find_crowded_on_oneccl, 2, [FIRST, FIRST], timeout_s=60, env=env) == [True] * 2
+    assert run_ranks(find_oversubscribed_on_oneccl, 2, [FIRST, SECOND], timeout_s=60, env=env) == [False] * 2
+    assert run_ranks(find_oversubscribed_on_oneccl, 2, [FIRST, FIRST], timeout_s=60, env=env) == [True] * 2
 
 
 # --- a topology that this machine has not

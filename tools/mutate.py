@@ -53,7 +53,7 @@ NATIVE_GROUPS = {
         "a_fixed_transfer_is_the_first_candidate_that_has_it",
         "near_and_small_operations_of_2",
         "near_and_small_operations_of_3",
-        "ranks_cut_alike_whoever_is_crowded",
+        "ranks_cut_alike_whoever_is_oversubscribed",
         "the_wide_ring_has_to_be_faster_by_a_fifth",
     ),
     "segments": ("calls_in_segments_of_2",),

@@ -88,7 +88,7 @@ class Rank:
         torch.set_num_threads(1)
         self.rank, self.ranks = rank, int(options["ranks"])
         fd = os.open(options["meeting"], os.O_RDWR)
-        self.meet = Meeting(fd, rank, self.ranks, crowded=self.ranks > CORES)
+        self.meet = Meeting(fd, rank, self.ranks, oversubscribed=self.ranks > CORES)
         os.close(fd)
         module = importlib.import_module(f"peers.libraries.{options['module']}")
         self.library: Library = module.Library(rank, self.ranks, self.meet)

@@ -31,7 +31,7 @@ class Trainer:
         torch.set_num_threads(1)
         self.rank, self.ranks = rank, int(options["ranks"])
         fd = os.open(options["meeting"], os.O_RDWR)
-        self.meet = Meeting(fd, rank, self.ranks, crowded=self.ranks > CORES)
+        self.meet = Meeting(fd, rank, self.ranks, oversubscribed=self.ranks > CORES)
         os.close(fd)
         self.module = options["module"]
         self.world = WORLDS[self.module]()

@@ -70,7 +70,7 @@ class Side:
 def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2, reserves: bool = True) -> list[Side]:
     """Return the sides of a group, which have the memory for large tensors if ``reserves``."""
     memory, pids = shared_memory.create(count), [os.getpid()] * count
-    groups = [shared_memory.join(pids[0], memory, rank, pids, crowded=True) for rank in range(count)]
+    groups = [shared_memory.join(pids[0], memory, rank, pids, oversubscribed=True) for rank in range(count)]
     shared_memory.close_descriptor(memory[0])
     all_of_them = [Side(group, op) for group in groups]
     if reserves:

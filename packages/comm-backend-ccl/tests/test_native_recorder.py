@@ -34,7 +34,7 @@ def both_sides(index: int = 0) -> list[shared_memory.Group]:
     """Return both ranks of a group, in this process."""
     memory = shared_memory.create(2)
     pids = [os.getpid()] * 2
-    sides = [shared_memory.join(pids[0], memory, rank, pids, crowded=True) for rank in range(2)]
+    sides = [shared_memory.join(pids[0], memory, rank, pids, oversubscribed=True) for rank in range(2)]
     shared_memory.close_descriptor(memory[0])
     for side in sides:
         shared_memory.record_as(side, index)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from comm_backend_ccl.placement import Place, are_crowded, cache_share, decoded, mine, reading_order
+from comm_backend_ccl.placement import Place, are_oversubscribed, cache_share, decoded, mine, reading_order
 from comm_utils.topology import Placement, allowed_cpus, parse_cpu_list
 
 
@@ -21,7 +21,7 @@ def _without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "crowded"),
+    ("lists", "oversubscribed"),
     [
         (("0-1", "0-1"), False),
         (("0", "1"), False),
@@ -33,20 +33,20 @@ def _without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         (("0",), False),
     ],
 )
-def test_ranks_that_share_hardware_threads_are_crowded(lists: tuple[str, ...], crowded: bool) -> None:
-    assert are_crowded(places(*lists), frozenset(range(8))) == crowded
+def test_ranks_that_share_hardware_threads_are_oversubscribed(lists: tuple[str, ...], oversubscribed: bool) -> None:
+    assert are_oversubscribed(places(*lists), frozenset(range(8))) == oversubscribed
 
 
 def test_so_are_those_of_a_host_with_more_ranks_than_the_group_has(monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = places("0-3", "0-3"), places("0", "1")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for ranks, crowded in {"4": False, "5": True, "": False, "many": False}.items():
+    for ranks, oversubscribed in {"4": False, "5": True, "": False, "many": False}.items():
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert are_crowded(together, frozenset(range(4))) == crowded, ranks
-        assert not are_crowded(together, frozenset(range(8))), "the launcher has more than its ranks"
-        assert not are_crowded(apart, frozenset({0})), "under a wrapper that is bound with its rank"
+        assert are_oversubscribed(together, frozenset(range(4))) == oversubscribed, ranks
+        assert not are_oversubscribed(together, frozenset(range(8))), "the launcher has more than its ranks"
+        assert not are_oversubscribed(apart, frozenset({0})), "under a wrapper that is bound with its rank"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
-    assert are_crowded(apart, frozenset({0}))
+    assert are_oversubscribed(apart, frozenset({0}))
 
 
 def test_a_place_survives_the_store() -> None:

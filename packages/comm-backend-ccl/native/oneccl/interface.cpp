@@ -104,13 +104,14 @@ void leave_without_destructors(int status, void *) {
 
 }  // namespace
 
-// Before each group is made. Strings may be empty for "as oneCCL chooses". `crowded`: ranks share hardware threads.
+// Before each group is made. Strings may be empty for "as oneCCL chooses". `oversubscribed`: ranks share hardware
+// threads.
 EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, const char *interface, int local_rank,
-                                    int local_size, int crowded, char *message, int capacity) {
+                                    int local_size, int oversubscribed, char *message, int capacity) {
     return guarded(-1, message, capacity, [&] {
         const LibraryLock held;
         static bool initialized = false;
-        if (crowded != 0) {
+        if (oversubscribed != 0) {
             ranks_share_cores = true;  // and stays so, for smaller groups of the same ranks
         }
         if (!initialized) {

@@ -392,12 +392,12 @@ TEST(peers_are_read_in_order) {
 }
 
 // Each rank finds out for itself whether ranks share cores, and may find something else than others.
-TEST(ranks_cut_alike_whoever_is_crowded) {
+TEST(ranks_cut_alike_whoever_is_oversubscribed) {
     const std::vector<std::vector<bool>> found{
         {true, false, false}, {false, true, true}, {true, true, true}, {false, false, false}};
-    for (const std::vector<bool> &crowded : found) {
+    for (const std::vector<bool> &oversubscribed : found) {
         Random random{options.seed};
-        World world(3, {}, crowded);
+        World world(3, {}, oversubscribed);
         std::vector<Job> jobs;
         for (const int operation : {all_reduce, reduce_scatter, all_gather, broadcast, all_to_all}) {
             Job job;

@@ -54,8 +54,8 @@ void be_rank(int rank, int size, int parent, int descriptor, uint64_t inode, Pid
     }
     const size_t bytes = Layout(size).end;
     const int mine = open_memory(parent, descriptor, inode, bytes);
-    const bool crowded = static_cast<unsigned>(size) > std::thread::hardware_concurrency();
-    Group group(map_memory(mine, bytes), mine, size, rank, all, crowded, true);
+    const bool oversubscribed = static_cast<unsigned>(size) > std::thread::hardware_concurrency();
+    Group group(map_memory(mine, bytes), mine, size, rank, all, oversubscribed, true);
     for (size_t one = 0; one < jobs.size(); ++one) {
         if (one % static_cast<size_t>(size) == static_cast<size_t>(rank)) {
             usleep(20000);  // longer than the others spin

@@ -48,19 +48,21 @@ Segment::Segment(int size) : size_(size), bytes_(Layout(size).end) {
 
 Segment::~Segment() { munmap(begin_, bytes_); }
 
-std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order, std::optional<bool> crowded) const {
+std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order,
+                                     std::optional<bool> oversubscribed) const {
     const std::vector<int> pids(static_cast<size_t>(size_), getpid());
-    const bool are_crowded = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
-    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded.value_or(are_crowded), false,
+    const bool are_oversubscribed = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
+    return std::make_unique<Group>(begin_, -1, size_, rank, pids, oversubscribed.value_or(are_oversubscribed), false,
                                    std::move(reading_order), size_t{1} << 20);
 }
 
-World::World(int size, const std::vector<std::vector<int>> &reading_orders, const std::vector<bool> &crowded)
+World::World(int size, const std::vector<std::vector<int>> &reading_orders, const std::vector<bool> &oversubscribed)
     : segment_(size) {
     for (int rank = 0; rank < size; ++rank) {
         const auto at = static_cast<size_t>(rank);
-        groups_.push_back(segment_.join(rank, reading_orders.empty() ? std::vector<int>{} : reading_orders[at],
-                                        crowded.empty() ? std::nullopt : std::optional<bool>(crowded[at])));
+        groups_.push_back(
+            segment_.join(rank, reading_orders.empty() ? std::vector<int>{} : reading_orders[at],
+                          oversubscribed.empty() ? std::nullopt : std::optional<bool>(oversubscribed[at])));
     }
 }
 

@@ -23,10 +23,10 @@ public:
     ~Segment();
     Segment(const Segment &) = delete;
     void *begin() const { return begin_; }
-    // This rank's side of the group, which reads from the others in this order. `crowded`: whether it finds that ranks
-    // share hardware threads; as they do where it is not given.
+    // This rank's side of the group, which reads from the others in this order. `oversubscribed`: whether it finds that
+    // ranks share hardware threads; as they do where it is not given.
     std::unique_ptr<shm::Group> join(int rank, std::vector<int> reading_order = {},
-                                     std::optional<bool> crowded = {}) const;
+                                     std::optional<bool> oversubscribed = {}) const;
 
 private:
     int size_;
@@ -36,10 +36,10 @@ private:
 
 class World {
 public:
-    // `reading_orders`: one for each rank; as the group chooses where it is empty. `crowded`: of each rank, as of
-    // Segment::join.
+    // `reading_orders`: one for each rank; as the group chooses where it is empty. `oversubscribed`: of each rank, as
+    // of Segment::join.
     explicit World(int size, const std::vector<std::vector<int>> &reading_orders = {},
-                   const std::vector<bool> &crowded = {});
+                   const std::vector<bool> &oversubscribed = {});
     int size() const { return static_cast<int>(groups_.size()); }
     shm::Group &operator[](int rank) { return *groups_[static_cast<size_t>(rank)]; }
     void close(int rank) { groups_[static_cast<size_t>(rank)].reset(); }

@@ -75,11 +75,11 @@ class _Start(NamedTuple):
     measured_by: str
 
     @classmethod
-    def of_this_host(cls, ranks: int, crowded: bool, held: ExitStack) -> _Start:
+    def of_this_host(cls, ranks: int, oversubscribed: bool, held: ExitStack) -> _Start:
         """Return the beginning of a group of so many ranks.
 
         Args:
-            crowded: ranks share hardware threads, so that a measurement would time their waits for these.
+            oversubscribed: ranks share hardware threads, so that a measurement would time their waits for these.
             held: keeps other groups from measuring at the same time, until it is closed.
         """
         if shared_memory.fixed_transfer():
@@ -87,7 +87,7 @@ class _Start(NamedTuple):
         try:
             measures = (
                 shared_memory.learns()
-                and not crowded
+                and not oversubscribed
                 and host_profile.is_wanted(ranks)
                 and held.enter_context(host_profile.sole_measurement())
                 and host_profile.is_wanted(ranks)  # another group may have measured it just now
@@ -226,8 +226,8 @@ class _Factory:
                 finally:
                     # The others are waiting for it, whatever became of it.
                     if self._rank == 0:
-                        crowded = placement.are_crowded(places, topology.cpus_of_launcher())
-                        start = _Start.of_this_host(self._size, crowded, held)
+                        oversubscribed = placement.are_oversubscribed(places, topology.cpus_of_launcher())
+                        start = _Start.of_this_host(self._size, oversubscribed, held)
                         self._store.set("memory", json.dumps([*created, *start]))
                 memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
                 if memory.descriptor >= 0:

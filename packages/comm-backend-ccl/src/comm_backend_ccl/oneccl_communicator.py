@@ -69,8 +69,8 @@ class OneCclCommunicator(Communicator):
         if os.environ.get("CCL_ATL_SHM") == "1":
             sweep()
         interface = interface_between(len({process.machine for process in peers.processes}))
-        crowded = placement.are_crowded([places[one] for one in peers.local], topology.cpus_of_launcher())
-        oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface, crowded)
+        oversubscribed = placement.are_oversubscribed([places[one] for one in peers.local], topology.cpus_of_launcher())
+        oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface, oversubscribed)
         self._group: oneccl_library.Group | None = self._make(connecting)
 
     # --- how it comes to be, and ends

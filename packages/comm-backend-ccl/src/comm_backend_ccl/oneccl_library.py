@@ -247,12 +247,12 @@ def facts() -> dict[str, str]:
     }
 
 
-def initialize(local_rank: int, local_size: int, interface: str, crowded: bool) -> None:
+def initialize(local_rank: int, local_size: int, interface: str, oversubscribed: bool) -> None:
     """Prepare oneCCL for groups whose ranks on this host are so many.
 
     Args:
         interface: for TCP; "" leaves it to libfabric.
-        crowded: ranks share hardware threads, so that one that waits must not keep its own.
+        oversubscribed: ranks share hardware threads, so that one that waits must not keep its own.
 
     Raises:
         BackendUnavailableError: oneCCL refused, and why.
@@ -263,7 +263,7 @@ def initialize(local_rank: int, local_size: int, interface: str, crowded: bool) 
     libfabric = str(_libfabric(where)).encode()
     text = _message.buffer
     names = libfabric, b"tcp", interface.encode()
-    if library.comm_oneccl_initialize(*names, local_rank, local_size, int(crowded), text, _CAPACITY):
+    if library.comm_oneccl_initialize(*names, local_rank, local_size, int(oversubscribed), text, _CAPACITY):
         raise BackendUnavailableError(f"oneCCL could not be initialised: {_message.text()}")
     if not _Loaded.initialized:
         _Loaded.initialized = True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from comm_utils import topology
 from comm_utils.errors import ArgumentError
 
-__all__ = ["Place", "are_crowded", "cache_share", "decoded", "mine", "reading_order"]
+__all__ = ["Place", "are_oversubscribed", "cache_share", "decoded", "mine", "reading_order"]
 
 _Item = TypeVar("_Item")
 # The cache, the node and the package of a place.
@@ -57,7 +57,7 @@ def decoded(found: object) -> Place:
     return Place(cpus, *(one if type(one) is int else None for one in found[1:]))
 
 
-def are_crowded(places: Sequence[Place], of_launcher: frozenset[int]) -> bool:
+def are_oversubscribed(places: Sequence[Place], of_launcher: frozenset[int]) -> bool:
     """Return whether ranks share hardware threads: those of this group, or those of all ranks of the host.
 
     Args:

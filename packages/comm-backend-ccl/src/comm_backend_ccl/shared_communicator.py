@@ -49,14 +49,14 @@ class SharedCommunicator(Communicator):
         super().__init__(peers, rank, timeout, ranks)
         pids = [process.pid for process in peers.processes]
         #: Ranks share hardware threads, so that who waits gives its own away.
-        self.crowded = placement.are_crowded(places, topology.cpus_of_launcher())
+        self.oversubscribed = placement.are_oversubscribed(places, topology.cpus_of_launcher())
         #: The other ranks, in the order in which this one reads from them.
         self.reading_order = placement.reading_order(places, rank)
         share = placement.cache_share(places, rank, topology.this_placement().cache_bytes)
         #: How the group moves data, for as long as it is there.
         self.settings = shared_memory.settings()
         self.native = shared_memory.join(
-            pids[0], memory, rank, pids, self.crowded, self.reading_order, share, self.settings
+            pids[0], memory, rank, pids, self.oversubscribed, self.reading_order, share, self.settings
         )
         #: What measured the profile from which the group started; empty where it started from none.
         self.profile_by = ""

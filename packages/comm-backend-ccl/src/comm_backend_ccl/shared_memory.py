@@ -196,7 +196,7 @@ def join(
     memory: tuple[int, int],
     rank: int,
     pids: Sequence[int],
-    crowded: bool,
+    oversubscribed: bool,
     reading_order: Sequence[int] = (),
     cache_share: int = 0,
     moved_by: Sequence[str] = ("", ""),
@@ -207,7 +207,7 @@ def join(
         holder: the pid of the process that created the memory.
         memory: what :func:`create` returned there.
         pids: of all ranks, in their order.
-        crowded: ranks share hardware threads, so that who waits must not keep its own.
+        oversubscribed: ranks share hardware threads, so that who waits must not keep its own.
         reading_order: the other ranks, in the order in which this one reads from them; that after ``rank`` where empty.
         cache_share: this rank's part of its last-level cache, in bytes; 0 is unknown. Outputs that do not fit are
             written around the caches.
@@ -221,7 +221,7 @@ def join(
     transfer, learning = moved_by
     code = _TRANSFERS.index(transfer) if transfer else -1
     return NATIVE.join(
-        holder, *memory, rank, list(pids), crowded, list(reading_order), cache_share, code, learning != "0"
+        holder, *memory, rank, list(pids), oversubscribed, list(reading_order), cache_share, code, learning != "0"
     )
 
 

@@ -37,17 +37,18 @@ std::vector<int> checked_order(std::vector<int> order, int size, int rank) {
 
 }  // namespace
 
-Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
+Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool oversubscribed, bool owned,
              std::vector<int> reading_order, size_t cache_share, Settings settings)
     : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)),
-      reading_order_(checked_order(std::move(reading_order), size, rank)), crowded_(crowded), owned_(owned),
-      cache_share_(cache_share == 0 ? usual_cache_share : cache_share), sends_(static_cast<size_t>(size)), inbox_(size),
+      reading_order_(checked_order(std::move(reading_order), size, rank)), oversubscribed_(oversubscribed),
+      owned_(owned), cache_share_(cache_share == 0 ? usual_cache_share : cache_share),
+      sends_(static_cast<size_t>(size)), inbox_(size),
       tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times),
              layout_.ring_bytes(), settings) {
     fingerprint_ = settings.code();
     if (rank == 0) {
-        header_->crowded.store(crowded ? 1 : 0, std::memory_order_relaxed);
+        header_->oversubscribed.store(oversubscribed ? 1 : 0, std::memory_order_relaxed);
     }
     if (descriptor >= 0) {
         reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,

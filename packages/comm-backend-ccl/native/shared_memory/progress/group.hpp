@@ -110,11 +110,11 @@ using Handle = std::shared_ptr<Task>;
 class Group {
 public:
     // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
-    // `crowded`: ranks share hardware threads, so that who looks in vain gives its own to another process. Ranks may
-    // find differently. `reading_order`: the other ranks, near ones first; those after this one where it is empty.
+    // `oversubscribed`: ranks share hardware threads, so that who looks in vain gives its own to another process. Ranks
+    // may find differently. `reading_order`: the other ranks, near ones first; those after this one where it is empty.
     // Throws std::invalid_argument for anything else. `cache_share`: this rank's part of the last-level cache in bytes;
     // 0 is unknown.
-    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
+    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool oversubscribed, bool owned,
           std::vector<int> reading_order = {}, size_t cache_share = 0, Settings settings = {});
     ~Group();
     Group(const Group &) = delete;
@@ -165,11 +165,11 @@ public:
     bool relax(bool for_message = false);
     // What was looked for has come.
     void has_found();
-    bool crowded() const { return crowded_; }
+    bool oversubscribed() const { return oversubscribed_; }
     // Chunks of what is larger than the ring are as large as they can be; on all ranks alike.
-    bool has_large_chunks() const { return header_->crowded.load(std::memory_order_relaxed) != 0; }
+    bool has_large_chunks() const { return header_->oversubscribed.load(std::memory_order_relaxed) != 0; }
     size_t cache_share() const { return cache_share_; }
-    int spins() const { return crowded_ ? 50 : 2000; }
+    int spins() const { return oversubscribed_ ? 50 : 2000; }
 
     // --- for operations, whose caller holds the lock
 
@@ -333,7 +333,7 @@ private:
     Bell *bells_;
     const int descriptor_, rank_;
     const std::vector<int> pids_, reading_order_;
-    const bool crowded_, owned_;
+    const bool oversubscribed_, owned_;
     const size_t cache_share_;
     std::atomic<bool> closed_{false};
     std::atomic<uint32_t> recorded_as_{0};
@@ -371,9 +371,9 @@ private:
     std::array<StreamingCopy, routes> streaming_;
     Method method_;
 
-    // Looks in vain and yields since something was found. A crowded rank gives its core away after so many looks where
-    // nobody is known to need it; one that is not yields so many times for a rank that is said to be on its core.
-    // Threads may lose each other's changes.
+    // Looks in vain and yields since something was found. An oversubscribed rank gives its core away after so many
+    // looks where nobody is known to need it; one that is not yields so many times for a rank that is said to be on its
+    // core. Threads may lose each other's changes.
     std::atomic<uint32_t> looked_{0}, yields_{0};
     static constexpr uint32_t most_looks = 32, most_yields = 8;
     // Of each rank, the core on which it said that it was, and was not.

@@ -226,12 +226,12 @@ std::vector<int> integers(PyObject *list) {
 
 }  // namespace
 
-// join(holder, descriptor, inode, rank, pids, crowded, reading_order, cache_share, transfer, learns) -> a group
+// join(holder, descriptor, inode, rank, pids, oversubscribed, reading_order, cache_share, transfer, learns) -> a group
 PyObject *join(PyObject *, PyObject *arguments) {
-    int holder, descriptor, rank, crowded, transfer, learns;
+    int holder, descriptor, rank, oversubscribed, transfer, learns;
     unsigned long long inode, cache_share;
     PyObject *list, *order;
-    parse(arguments, "iiKiOpOKip", &holder, &descriptor, &inode, &rank, &list, &crowded, &order, &cache_share,
+    parse(arguments, "iiKiOpOKip", &holder, &descriptor, &inode, &rank, &list, &oversubscribed, &order, &cache_share,
           &transfer, &learns);
     std::vector<int> pids = integers(list), reading_order = integers(order);
     if (PyErr_Occurred()) {
@@ -251,7 +251,7 @@ PyObject *join(PyObject *, PyObject *arguments) {
     try {
         own = open_memory(holder, descriptor, inode, bytes);
         segment = map_memory(own, bytes);
-        auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true,
+        auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), oversubscribed != 0, true,
                                              std::move(reading_order), cache_share, Settings{transfer, learns != 0});
         segment = nullptr, own = -1;  // they are the group's
         made->group = new Shared(std::move(group));

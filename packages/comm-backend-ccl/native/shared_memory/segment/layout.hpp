@@ -129,7 +129,7 @@ struct alignas(line) Header {
     alignas(line) std::atomic<uint64_t> failure{0};
     // Whether ranks share hardware threads, as the first rank found: by this, all cut alike. Each waits by what it
     // finds.
-    std::atomic<uint32_t> crowded{0};
+    std::atomic<uint32_t> oversubscribed{0};
 };
 enum Failure : uint32_t {
     different_calls = 1,

@@ -44,7 +44,7 @@ bool Group::keeps_a_peer_from_running(bool for_message) {
     }
     const auto steps = static_cast<uint32_t>(word(rank_).load(relaxed));
     // A rank that never waits does not say when it moves. One that is here runs during a yield.
-    const bool doubts = !crowded_ && yields_.load(relaxed) >= most_yields;
+    const bool doubts = !oversubscribed_ && yields_.load(relaxed) >= most_yields;
     for (int other = 0; core != 0 && other < size(); ++other) {
         const uint32_t theirs = other == rank_ ? 0 : posts_[other].core.load(relaxed);
         std::atomic<uint32_t> &doubted = doubted_cores_[static_cast<size_t>(other)];
@@ -72,8 +72,9 @@ bool Group::keeps_a_peer_from_running(bool for_message) {
 bool Group::relax(bool for_message) {
     const uint32_t looked = looked_.load(std::memory_order_relaxed) + 1;
     looked_.store(looked, std::memory_order_relaxed);
-    const uint32_t between = crowded_ ? 2 : 16;
-    if (looked % between == 0 && (keeps_a_peer_from_running(for_message) || (crowded_ && looked >= most_looks))) {
+    const uint32_t between = oversubscribed_ ? 2 : 16;
+    if (looked % between == 0 &&
+        (keeps_a_peer_from_running(for_message) || (oversubscribed_ && looked >= most_looks))) {
         looked_.store(0, std::memory_order_relaxed);
         yields_.store(yields_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         sched_yield();
@@ -197,7 +198,7 @@ int Group::wait(Task &task, double seconds) {
                     }
                 }
             }
-            if (task.now() == pending && (relax(is_message) || !crowded_)) {
+            if (task.now() == pending && (relax(is_message) || !oversubscribed_)) {
                 ++look;
             }
             continue;
