@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -544,16 +545,17 @@ def gives_up_while_a_group_is_connected(
     return f"{type(caught.value).__name__}: {caught.value}", float(tensor[0])
 
 
+def agree_and_raise(*args: Any, agree: Callable[..., Any] = group_agreement.agree) -> Any:
+    """Give up when all ranks have come to make a group."""
+    agree(*args)
+    raise RuntimeError("out of luck")
+
+
 def ends_after_a_group_was_given_up(folder: str) -> tuple[bool, float]:
     """Rank 1 gives up when gloo connects rank 0; return whether gloo waits on, and the seconds that the end took."""
     dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
     started._LIMIT_S = 60.0  # of the wait for ranks that have not started
-    rank, agree = dist.get_rank(), group_agreement.agree
-
-    def agree_and_raise(*args: Any) -> Any:
-        agree(*args)
-        raise RuntimeError("out of luck")
-
+    rank = dist.get_rank()
     if rank == 1:
         group_agreement.agree = agree_and_raise
     with pytest.raises((CommError, RuntimeError)):
@@ -600,11 +602,6 @@ def makes_groups_beside_an_abandoned_one(folder: str) -> tuple[int, int]:
     dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
     first = dist.new_group([0, 1])
     rank, agree = dist.get_rank(), group_agreement.agree
-
-    def agree_and_raise(*args: Any) -> Any:
-        agree(*args)
-        raise RuntimeError("out of luck")
-
     if rank == 1:
         group_agreement.agree = agree_and_raise
     with pytest.raises(RuntimeError):
