@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+import torch.distributed as c10d
 from wrong_calls.errors import caught, expect
 from wrong_calls.kinds import VALUE, replaced
 from wrong_calls.right import (
@@ -271,6 +272,34 @@ def test_a_call_whose_group_another_thread_destroys(
     name = "all_reduce" if call == "all_reduce" else "irecv"
     expected = f"{name} on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
     assert said.startswith(f"NotInitializedError: {expected} complete"), said
+
+
+def waits_after_the_end_of_the_group(operation: str, is_of_torch: bool, end: str) -> str:
+    """Rank 0 waits for a message whose group it has destroyed; rank 1 stays, and makes no call there."""
+    dist.init_distributed("gloo", verbose=False)
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 1:
+        while not os.path.exists(end):
+            time.sleep(0.01)
+        return ""
+    work = (dist.irecv if operation == "irecv" else dist.isend)(torch.ones(4), 1, group=group)
+    (c10d if is_of_torch else dist).destroy_process_group(group)
+    try:
+        work.wait()
+    except dist.CommError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        Path(end).touch()
+    return "no error"
+
+
+@pytest.mark.parametrize(("operation", "is_of_torch"), [("irecv", False), ("isend", False), ("irecv", True)])
+def test_a_message_whose_group_was_destroyed_is_not_waited_for(
+    tmp_path: Path, operation: str, is_of_torch: bool
+) -> None:
+    said = run_ranks(waits_after_the_end_of_the_group, 2, operation, is_of_torch, str(tmp_path / "end"), timeout_s=60)
+    expected = f"{operation} on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
+    assert said[0].startswith(f"NotInitializedError: {expected} complete"), said
 
 
 def run_a_failure_of_an_earlier_world(end: str) -> str:

@@ -1,4 +1,4 @@
-"""Waits for messages of gloo that end where the group is broken.
+"""Waits for messages of gloo that end where the group is broken or destroyed.
 
 While a part of a message is on its way, gloo has its buffer in neither of the lists that it goes through when a
 connection ends (``Pair::signalException`` of torch 2.6 to 2.13): who waits for the rest waits until the timeout of the
@@ -46,7 +46,7 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
     awaited.append(work)
     try:
         try:
-            if state.broken is not None:  # which happened before this wait, so that nothing ends it
+            if state.broken is not None or state.is_destroyed:  # before this wait, so that nothing ends it
                 wake(state)
             has_ended = work.wait() if end is None else work.wait(left(end))
         finally:
@@ -74,7 +74,7 @@ def _failure_before(error: BaseException) -> RuntimeError | None:
 
 
 def wake(state: GroupState) -> None:
-    """End the waits for messages of a broken group, those that gloo has not ended itself within ``NOTICE_S``."""
+    """End the waits for messages of a group that is broken or no more, after ``NOTICE_S`` in which gloo may do so."""
     if not state.awaited_messages:
         return
     timer = threading.Timer(NOTICE_S, abort, (state.awaited_messages,))

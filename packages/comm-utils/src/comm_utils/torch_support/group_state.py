@@ -63,6 +63,11 @@ class GroupState(BreakableGroup):
         """Return the name of the group, the same on all members."""
         return str(self.pg.group_name)
 
+    @property
+    def is_destroyed(self) -> bool:
+        """Return whether the group is no more, also where ``torch.distributed`` has destroyed it."""
+        return self.pg not in internals._world.pg_map
+
     def recorded_as(self) -> int:
         """Return the index of the group in the flight recorder."""
         if self._opened != RECORDER.opened:

@@ -179,7 +179,7 @@ class ProcessGroups:
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         state = self._state(group)
-        if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed
+        if state.is_destroyed:  # through torch.distributed
             self._remember(state.pg)
         state.check()
 
@@ -213,7 +213,7 @@ class ProcessGroups:
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._state(group)
-        if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed
+        if state.is_destroyed:  # through torch.distributed
             self._remember(state.pg)
         del self._states[state.pg]
         ending = [state]
@@ -315,7 +315,7 @@ class ProcessGroups:
         if kind is None:
             return error
         name, short = self._call or operation, summarize(error)
-        if state.pg in self._ending or state.pg not in internals._world.pg_map:
+        if state.pg in self._ending or state.is_destroyed:
             failure: CommError = NotInitializedError(f"{name} on {state} failed: {DESTROYED_DURING_CALL} [{short}]")
         else:
             failure = self._explained(kind, name, short, self._state(state.pg), error)
