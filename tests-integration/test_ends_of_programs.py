@@ -185,11 +185,12 @@ else:
 """
 
 
-def test_ctrl_c_while_a_program_that_ends_waits_for_its_calls_leaves_no_group_open(free_port: int) -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
+def end_beside_a_rank_that_stays(program: str, port: int) -> tuple[str, str]:
+    """Return the output and the errors of rank 1 of a program, whose rank 0 reads its input until rank 1 has ended."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", _INTERRUPTED_AT_THE_END],
+            [sys.executable, "-c", program],
             env={**os.environ, **common, "RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -205,6 +206,32 @@ def test_ctrl_c_while_a_program_that_ends_waits_for_its_calls_leaves_no_group_op
         for one in ranks:
             one.kill()
             one.wait()
+    return said, complaint
+
+
+def test_ctrl_c_while_a_program_that_ends_waits_for_its_calls_leaves_no_group_open(free_port: int) -> None:
+    said, complaint = end_beside_a_rank_that_stays(_INTERRUPTED_AT_THE_END, free_port)
     assert complaint.rstrip().endswith("KeyboardInterrupt:"), complaint
     expected = "NotInitializedError: all_reduce on the group of ranks [0, 1] failed: this process is ending, "
     assert said.startswith(expected), said + complaint
+
+
+_ENDS_WITH_CALLS_UNDER_WAY = """
+import atexit, time
+atexit.register(lambda: print(time.monotonic() - begin))
+import sys, torch
+import comm_orchestrator as dist
+
+dist.init_distributed("ccl", verbose=False)
+groups = [dist.new_group([0, 1]) for _ in range(20)]
+if dist.get_rank() == 0:
+    sys.stdin.read()
+else:
+    works = [dist.all_reduce(torch.ones(1000), group=one, async_op=True) for one in groups]
+begin = time.monotonic()
+"""
+
+
+def test_the_end_of_a_program_waits_for_the_calls_of_all_groups_together(free_port: int) -> None:
+    said, complaint = end_beside_a_rank_that_stays(_ENDS_WITH_CALLS_UNDER_WAY, free_port)
+    assert float(said) < 15, said + complaint  # a second for each of them would be 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 import weakref
 from collections.abc import Sequence, Set
 from datetime import timedelta
@@ -206,18 +207,18 @@ RECORDER.when_opened(_record_to)
 if RECORDER.descriptor >= 0:
     _record_to(RECORDER.descriptor)
 
-# For operations that nobody waits for, when a program ends.
+# For operations of all groups that nobody waits for, when a program ends.
 _LAST_MOMENT_S = 1.0
 
 
 @atexit.register
 def _close_all() -> None:
     """Tensors go with the interpreter, so nothing may go on with them."""
-    groups = list(_open)
+    groups, end = list(_open), time.monotonic() + _LAST_MOMENT_S
     try:
         for one in groups:
             if one.usable:
-                shared_memory.drain(one.native, _LAST_MOMENT_S)
+                shared_memory.drain(one.native, max(0.0, end - time.monotonic()))
     finally:  # Ctrl-C ends the waiting, and leaves no group open
         for one in groups:
             one.ended_with_process = True
