@@ -68,6 +68,7 @@ def test_only_the_late_rank_itself_is_told_that_it_came_late() -> None:
     assert addressed(0, late) == late
     assert addressed(1, late).text.endswith(". That is this rank, which came too late")
     assert for_others(addressed(1, late)) == late
+    assert addressed(1, addressed(1, late)) == addressed(1, late)  # the watch has noted it, and a call fails of it
 
 
 def _in_call(rank: int, begin_ns: int, identity: str = "host") -> RankSnapshot:

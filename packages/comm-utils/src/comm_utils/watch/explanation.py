@@ -205,7 +205,7 @@ def all_in_call(own: RankSnapshot | None, group: RingGroup, known: Mapping[int, 
 def addressed(rank: int, trouble: Trouble) -> Trouble:
     """Return a trouble that says so where ``rank``, which raises it, is the cause."""
     if trouble.ranks == (rank,) and not issubclass(trouble.kind, CollectiveMismatchError):
-        return Trouble(trouble.kind, trouble.text + _THIS_RANK, trouble.ranks)
+        return Trouble(trouble.kind, for_others(trouble).text + _THIS_RANK, trouble.ranks)
     return trouble
 
 
