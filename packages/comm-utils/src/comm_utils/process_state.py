@@ -6,7 +6,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["GONE", "debugger_of", "is_alive", "is_ending", "process_image", "process_state", "start_time"]
+__all__ = [
+    "GONE",
+    "debugger_of",
+    "ended_by",
+    "is_alive",
+    "is_ending",
+    "process_image",
+    "process_state",
+    "start_time",
+]
 
 #: The states of a process that does nothing more of what it did.
 GONE = frozenset({"ended", "replaced"})
@@ -85,6 +94,18 @@ def process_state(pid: int, started: int = 0, image: int = 0) -> str:
 def is_alive(pid: int, started: int = 0, image: int = 0) -> bool:
     """Return whether the process runs its program; it may be stopped."""
     return process_state(pid, started, image) not in GONE
+
+
+def ended_by(pid: int, started: int = 0) -> int:
+    """Return the signal that has ended a process, which shows until its parent waits for it; 0 where it does not.
+
+    Args:
+        started: as for :func:`process_state`.
+    """
+    fields = _fields(pid)
+    if not fields or fields[0] not in "ZX" or len(fields) < 50 or (started and int(fields[19]) != started):
+        return 0
+    return int(fields[49]) & 0x7F  # of the exit code as wait() returns it, which other users read as 0
 
 
 def debugger_of(pid: int) -> str:

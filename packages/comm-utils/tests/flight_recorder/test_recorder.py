@@ -32,6 +32,7 @@ from comm_utils.flight_recorder.kinds import Kind
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.memory import ring_bytes
 from comm_utils.flight_recorder.recorder import own_identity
+from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.recording import call, writers
 
 
@@ -345,6 +346,21 @@ def test_the_ring_survives_sigkill(tmp_path: Path) -> None:
     assert stack is not None
     assert stack.text == "line 1\nline 2"
     reader.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGHUP])
+def test_the_signal_that_has_ended_a_rank_shows_until_its_parent_waits(tmp_path: Path, number: signal.Signals) -> None:
+    with writers(tmp_path, {0: [call("open", "all_reduce")]}) as ranks:
+        (path,) = rings_in(tmp_path)
+        reader = open_ring(path)
+        ranks[0].process.send_signal(number)
+        os.waitid(os.P_PID, ranks[0].pid, os.WEXITED | os.WNOWAIT)
+        before = take_snapshot(reader)
+        ranks[0].process.wait()
+        after = take_snapshot(reader)
+    reader.close()
+    assert (before.end, after.end) == (f"has ended by {number.name}", "has ended")
+    assert before.is_lost
 
 
 def test_a_clean_end_leaves_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, pa
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
 from comm_utils.oom_kills import OOM_KILLS
-from comm_utils.process_state import GONE, debugger_of, process_state
+from comm_utils.process_state import GONE, debugger_of, ended_by, process_state
 
 __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
 
@@ -48,6 +48,7 @@ class RankSnapshot:
         looked_ns: when its watch last looked around, by the same clock; 0 is unknown.
         oom_kills: of a rank of this host that is lost, so many processes the kernel has killed for lack of memory since
             the world of this process began.
+        ended_by: of the same, the signal that has ended it, of which it could not say that it came; 0 is unknown.
     """
 
     header: RingHeader
@@ -60,6 +61,7 @@ class RankSnapshot:
     debugger: str = ""
     looked_ns: int = 0
     oom_kills: int = 0
+    ended_by: int = 0
 
     @property
     def rank(self) -> int:
@@ -93,8 +95,8 @@ class RankSnapshot:
         raised = next((one for one in reversed(self.failures) if not one.group), None)
         if raised is not None:
             because = f" with {raised.error}" + (f": {raised.text}" if raised.text else "")
-        elif self.header.signal:
-            because = f" by {_signal_name(self.header.signal)}"
+        elif self.header.signal or self.ended_by:
+            because = f" by {_signal_name(self.header.signal or self.ended_by)}"
         else:
             because = ""
         if self.process == "replaced":
@@ -165,7 +167,9 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
         stack = None  # the rank has left that place
     threads, looked_ns = reader.word("threads"), reader.word("looked_at")
     found = RankSnapshot(header, process, tuple(calls), failures, stack, taken, threads, debugger, looked_ns)
-    return replace(found, oom_kills=OOM_KILLS.since_begin()) if is_local and found.is_lost else found
+    if not is_local or not found.is_lost:
+        return found
+    return replace(found, oom_kills=OOM_KILLS.since_begin(), ended_by=ended_by(header.pid, header.started))
 
 
 def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:
