@@ -195,6 +195,13 @@ def test_rank_0_never_came(bare_pools: Pools) -> None:
         assert one.took_s < PATIENCE_S * patience()
 
 
+def test_an_agent_that_was_lost(bare_pools: Pools) -> None:
+    for one in bare_pools(2).run(attempt, {"TORCHELASTIC_USE_AGENT_STORE": "True"}):
+        assert one.text.startswith("CommTimeoutError: init_distributed: rank ")
+        assert "torchrun's agent is not to be found at 127.0.0.1:" in one.text
+        assert "check that torchrun's agent was started" in one.text
+
+
 def test_a_master_address_that_does_not_resolve(bare_pools: Pools) -> None:
     first, second = bare_pools(2).run(attempt, {"MASTER_ADDR": "no-such-host.invalid"})
     assert second.text.startswith(

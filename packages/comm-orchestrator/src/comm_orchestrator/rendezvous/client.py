@@ -51,7 +51,12 @@ class NoStoreError(ConnectionEndedError):
 
 
 def wait_for_listener(
-    host: str, port: int, deadline: Deadline, source: str, while_refused: Callable[[], None] | None = None
+    host: str,
+    port: int,
+    deadline: Deadline,
+    source: str,
+    while_refused: Callable[[], None] | None = None,
+    server: str = "rank 0",
 ) -> str:
     """Wait until somebody listens at ``host``; return this machine's address on the way there.
 
@@ -59,6 +64,7 @@ def wait_for_listener(
 
     Args:
         while_refused: called as long as nobody listens; raises a CommError where nobody can.
+        server: whose store it is, for messages.
 
     Raises:
         LaunchError: ``host`` does not resolve.
@@ -68,7 +74,7 @@ def wait_for_listener(
     problem = ""
 
     def waiting() -> str:
-        return f"for rank 0 at {where}, which {problem}"
+        return f"for {server} at {where}, which {problem}"
 
     while True:
         resolved = False
@@ -99,7 +105,7 @@ def wait_for_listener(
             "rank 0's host that every host can resolve"
         )
     raise CommTimeoutError(
-        f"rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was "
+        f"{server} is not to be found at {where}, which {problem}, for {waited}; check that {server} was "
         f"started, that it runs on {host}, and that no firewall is between"
     )
 

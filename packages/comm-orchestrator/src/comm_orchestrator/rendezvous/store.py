@@ -203,7 +203,7 @@ def _agents(
     address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
 ) -> RendezvousPoint:
     try:
-        own = wait_for_listener(address.host, address.port, deadline, address.source)
+        own = wait_for_listener(address.host, address.port, deadline, address.source, server="torchrun's agent")
     except (LaunchError, CommTimeoutError) as error:
         raise type(error)(f"init_distributed: rank {launch.rank} of {launch.world_size}: {error}") from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
