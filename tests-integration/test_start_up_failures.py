@@ -366,6 +366,38 @@ def test_a_port_that_is_being_left(bare_pools: Pools) -> None:
         assert [one.text for one in pool.run(attempt, {"MASTER_PORT": str(port)})] == ["sum 2"] * 2
 
 
+@pytest.mark.parametrize("secret", [None, "one of this job alone"], ids=["file", "environment"])
+def test_a_process_that_keeps_a_group_of_the_world_of_which_it_was_rank_0(
+    bare_pools: Pools, secret: str | None
+) -> None:
+    """It serves that world's store at the port of the next one, of which another process is rank 0."""
+    pool = bare_pools(2)
+    one, zero = pool.run(change_places_and_keep_a_group, {"COMM_JOB_SECRET": secret})
+    pool.run(drop_groups)
+    assert one.text.startswith("LaunchError: init_distributed: rank 1 of 2: this process itself "), one.text
+    assert f"(pid {one.pid}) still listens at 127.0.0.1:" in one.text
+    assert "delete the variables that hold such groups when you destroy them, or set MASTER_PORT" in one.text
+    assert f"pid {one.pid}" in zero.text
+    works(pool, 2)
+
+
+_kept: list[object] = []
+
+
+def change_places_and_keep_a_group(variables: dict[str, str | None]) -> Ended:
+    rank = 1 - int(os.environ["RANK"])
+    with environment(**variables):
+        dist.init_distributed("gloo", verbose=False)
+        _kept.append(dist.new_group([0, 1]))
+        dist.destroy_process_group()
+    return attempt({**variables, "RANK": str(rank)})
+
+
+def drop_groups() -> None:
+    _kept.clear()
+    gc.collect()
+
+
 def test_the_port_of_another_job(bare_pools: Pools) -> None:
     """Its ranks are not disturbed, and these are told whose port it is."""
     jobs = [{"TORCHELASTIC_RUN_ID": "one"}] * 2 + [{"TORCHELASTIC_RUN_ID": "two"}] * 2

@@ -19,7 +19,7 @@ from comm_orchestrator.rendezvous.dns import numeric, resolve
 from comm_utils.errors import LaunchError
 from comm_utils.host_identity import host_name
 
-__all__ = ["PortInUseError", "listen", "serve", "serve_again", "who_listens"]
+__all__ = ["PortInUseError", "listen", "serve", "serve_again", "serves", "who_listens"]
 
 _NAMES_S = 2.0
 # The kernel completes a connection of a host to itself in microseconds.
@@ -91,6 +91,11 @@ def _addresses_of_stores(port: int) -> list[str]:
                     address = listener.getsockname()
                 found += [str(address[0])] if address[1] == port else []
     return found
+
+
+def serves(port: int) -> bool:
+    """Return True where this process has a store that listens at ``port``, at any address."""
+    return bool(_addresses_of_stores(port))
 
 
 def listen(host: str, port: int, alone: bool) -> socket.socket:

@@ -44,7 +44,7 @@ from comm_orchestrator.rendezvous.greeting import (
 )
 from comm_orchestrator.rendezvous.init_method import parsed
 from comm_orchestrator.rendezvous.protocol import MOST_RECORD_BYTES, Deadline, RendezvousPoint
-from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
+from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again, serves
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.host_identity import host_name
 from comm_utils.launch import LaunchInfo
@@ -324,6 +324,7 @@ def _join(
     who = _who(launch)
     check = RoomCheck() if secret is None and _on_one_host(address, launch) else None
     patience: Deadline | None = None
+    served_before = serves(address.port)
     while True:
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source, check)
@@ -351,6 +352,14 @@ def _join(
             raise LaunchError(
                 f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
                 f"{server['host']}; this is {launch.job_id}); {FREE_PORT}"
+            )
+        if served_before and (server["pid"], server["host"]) == (os.getpid(), host_name()):
+            if _is_replaced(store, server) and deadline.pause(None):
+                continue
+            raise LaunchError(
+                f"{who}: this process itself (pid {os.getpid()}) still listens at {address}, where the new rank 0 "
+                "cannot: it was rank 0 of an earlier world, and keeps its store by a reference to a group of it; "
+                f"delete the variables that hold such groups when you destroy them, or {FREE_PORT}"
             )
         known = server["id"] in _Process.servers
         if server.get("ended", False) and not known:
