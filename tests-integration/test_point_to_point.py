@@ -94,6 +94,33 @@ def test_messages_from_any_source(pools: Pools, api: str, count: int) -> None:
     pools(3).run(run_any_source, api, count)
 
 
+def run_batch() -> None:
+    """A handle for each message, whatever memory it is in, and of each receive the sender within the group."""
+    group = dist.new_group([2, 0, 1], sort_ranks=False)
+    position = dist.get_rank(group)
+    after, before = (position + 1) % 3, (position - 1) % 3
+    received = [torch.zeros(4, 3), torch.zeros(3, 4).t()]  # the second one is dense, but not contiguous
+    makes = [
+        *(dist.P2POp(dist.irecv, one, group=group, group_peer=before) for one in received),
+        *(dist.P2POp(dist.isend, torch.full((4, 3), 10.0 * position + turn), None, group, 0, after) for turn in (0, 1)),
+    ]
+    works = dist.batch_isend_irecv(makes)
+    assert len(works) == 4
+    for work, one in zip(works, makes, strict=True):
+        work.wait()
+        assert work.result() is one.tensor
+    for turn, one in enumerate(received):
+        assert one.unique().tolist() == [10.0 * before + turn]
+        assert works[turn].source_rank() == works[turn]._source_rank() == before  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="operation that is no receive"):
+        works[2].source_rank()
+    dist.destroy_process_group(group)
+
+
+def test_messages_in_a_batch(pools: Pools) -> None:
+    pools(3).run(run_batch)
+
+
 def run_posted_first(tag: int) -> None:
     """Receives that wait before anything is sent take messages in the order in which they were made."""
     dist.init_distributed("ccl", verbose=False)

@@ -362,7 +362,9 @@ class P2POp:
 
 @collective(labels=False)
 def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> list[Work]:
-    """Start many messages together, so that no order among them can deadlock; return a handle for each or for all.
+    """Start many messages together, so that no order among them can deadlock; return a handle for each.
+
+    Where the library has one for all, as NCCL may, that one is returned.
 
     Args:
         p2p_op_list: :class:`P2POp` (or ``torch.distributed.P2POp``) of one group, not empty.
@@ -377,7 +379,8 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> lis
     backend = enter(call, group, timeout)
     if backend is None:
         return []
-    world, wire, buffers = backend.get_world_group(), [], []
+    world, wire = backend.get_world_group(), []
+    buffers: list[StagingBuffer | None] = []
     for place, entry in enumerate(p2p_op_list):
         name, written = f"p2p_op_list[{place}]", entry.op is not c10d.isend
         if (entry.group or world) is not (group or world):
@@ -388,18 +391,19 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> lis
         _check_peer(call, f"{name}.peer", backend, group, position)
         capabilities = backend.capabilities(group, entry.tensor.device.type)
         _check_tag(call, backend, group, entry.tag, capabilities.tags)
+        buffer = None
         if written:
-            on_host = capabilities.messages_from_host
-            buffers.append(buffer := StagingBuffer(entry.tensor, shaped=True, on_host=on_host))
-            memory = buffer.memory
-        else:
-            memory = _to_send(entry.tensor, capabilities)
+            buffer = StagingBuffer(entry.tensor, shaped=True, on_host=capabilities.messages_from_host)
+        buffers.append(buffer)
+        memory = _to_send(entry.tensor, capabilities) if buffer is None else buffer.memory
         global_peer = backend.get_process_group_ranks(group)[position]
         wire.append(c10d.P2POp(entry.op, _as_sent(memory, capabilities), global_peer, group, entry.tag))
     _check_apart(call, p2p_op_list)
     works = backend.batch_isend_irecv(wire)
     results = [entry.tensor for entry in p2p_op_list]
-    finish = copy_back(buffers)
-    if len(works) == len(results) and finish is None:
-        return [After([work], None, result) for work, result in zip(works, results, strict=True)]
-    return [After(works, finish, results)]
+    if len(works) == len(results):
+        return [
+            After([work], None, result) if buffer is None else Received([work], copy_back([buffer]), result)
+            for work, buffer, result in zip(works, buffers, results, strict=True)
+        ]
+    return [After(works, copy_back([one for one in buffers if one is not None]), results)]
