@@ -7,6 +7,7 @@ within outputs, arguments of other types, calls within modes of torch, from othe
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
 import threading
@@ -150,6 +151,44 @@ def run_complex(name: str, op: str) -> None:
 @pytest.mark.parametrize("name", REDUCING)
 def test_complex_sums_and_averages(pools: Pools, name: str, op: str) -> None:
     pools(2).run(run_complex, name, op)
+
+
+BYTES = torch.tensor([0, 1, 2, 6, 255], dtype=torch.uint8)  # all but the first are true, also for torch
+LOGICAL: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(("sum", "max", "bor"), torch.logical_or),
+    **dict.fromkeys(("product", "min", "band"), torch.logical_and),
+    "bxor": torch.logical_xor,
+}
+
+
+def run_bools_of_any_byte(op: str, repeats: int) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+
+    def of_rank(one: int) -> torch.Tensor:
+        """Bytes that meet all others of the other ranks."""
+        places = torch.arange(len(BYTES) ** W).repeat(W * repeats)
+        return BYTES[places // len(BYTES) ** one % len(BYTES)].view(torch.bool)
+
+    expected = functools.reduce(LOGICAL[op], (of_rank(one).clone() != 0 for one in range(W)))
+    for async_op in (False, True):
+        reduced, coalesced, part = of_rank(rank), [of_rank(rank), of_rank(rank)], torch.empty(len(expected) // W) > 0
+        works = [
+            dist.all_reduce(reduced, op, async_op=async_op),
+            dist.all_reduce_coalesced(coalesced, op, async_op=async_op),
+            dist.reduce_scatter_tensor(part, of_rank(rank), op, async_op=async_op),
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+        for found in (reduced, *coalesced):
+            assert ((found != False) == expected).all()  # noqa: E712
+        assert ((part != False) == expected.chunk(W)[rank]).all()  # noqa: E712
+
+
+@pytest.mark.parametrize("repeats", [1, 2000])
+@pytest.mark.parametrize("op", LOGICAL)
+def test_bools_whose_bytes_are_not_one(pools: Pools, op: str, repeats: int) -> None:
+    pools(2).run(run_bools_of_any_byte, op, repeats)
 
 
 # --- reduce only reads the tensor of other ranks than dst

@@ -207,6 +207,13 @@ struct Xor {
         return a ^ b;
     }
 };
+// Of booleans, of which every byte but 0 is true.
+struct Differ {
+    template <class T>
+    static T of(T a, T b) {
+        return (a != 0) != (b != 0);
+    }
+};
 
 template <class F, class T>
 void combine(T *output, const T *a, const T *b, size_t count) {
@@ -349,17 +356,18 @@ void reduce_integers(int op, void *output, const void *const *inputs, int input_
     }
 }
 
-// What an operation comes to on the bytes 0 and 1.
-int on_booleans(int op) {
+// A byte of more than 1 is true as well, as in torch, so that the bits of two of them say nothing.
+void reduce_booleans(int op, void *output, const void *const *inputs, int input_count, size_t count) {
+    using None = void;
     switch (op) {
     case sum:
     case maximum:
     case bit_or:
-        return bit_or;
+        return reduce_blocks<Maximum, uint8_t, uint8_t, None>(output, inputs, input_count, count, false);
     case bit_xor:
-        return bit_xor;
+        return reduce_blocks<Differ, uint8_t, uint8_t, None>(output, inputs, input_count, count, false);
     default:
-        return bit_and;
+        return reduce_blocks<Minimum, uint8_t, uint8_t, None>(output, inputs, input_count, count, false);
     }
 }
 
@@ -383,7 +391,7 @@ void reduce_any(int dtype, int op, void *output, const void *const *inputs, int 
     case uint64:
         return reduce_integers<uint64_t>(op, WITH);
     case boolean:
-        return reduce_integers<uint8_t>(on_booleans(op), WITH);
+        return reduce_booleans(op, WITH);
     case float16:
         return reduce_floats<float, uint16_t, Half>(op, WITH);
     case bfloat16:

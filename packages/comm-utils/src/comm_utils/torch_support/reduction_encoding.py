@@ -27,7 +27,8 @@ _HALF = frozenset((torch.float16, torch.bfloat16))
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 _SIGN_BIT = -(2**63)
-# In bytes of 0 and 1, what torch's bool arithmetic means: a sum is true where any is, a product where all are.
+# In bytes, of which all but 0 are true, what torch's bool arithmetic means: a sum is true where any is, a product where
+# all are. Only an exclusive or needs bytes of 0 and 1.
 _BOOL_OPS = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.BOR: ReduceOp.MAX,
@@ -129,7 +130,10 @@ def _choose(op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Enc
         return _averaged(_choose(ReduceOp.SUM, dtype, capabilities), capabilities, dtype)
     if dtype == torch.bool:
         wire_op = _BOOL_OPS[op]
-        return Encoding(wire_op, _as(torch.uint8), True, None, (wire_op, torch.uint8) in native)
+        carried = (wire_op, torch.uint8) in native
+        if wire_op is ReduceOp.BXOR:
+            return Encoding(wire_op, _as_bits, False, _convert, carried)
+        return Encoding(wire_op, _as(torch.uint8), True, None, carried)
     if dtype in _WIDER:
         wider = _WIDER[dtype]
         return Encoding(op, _to(wider), False, _convert, (op, wider) in native)
@@ -175,6 +179,10 @@ def _to(dtype: torch.dtype) -> View:
 
 def _as(dtype: torch.dtype) -> View:
     return lambda elements: elements.view(dtype)
+
+
+def _as_bits(elements: torch.Tensor) -> torch.Tensor:
+    return elements.view(torch.uint8).ne(0).view(torch.uint8)
 
 
 def _convert(wire: torch.Tensor, elements: torch.Tensor, W: int) -> None:
