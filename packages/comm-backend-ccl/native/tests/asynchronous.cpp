@@ -182,7 +182,6 @@ TEST(waited_for_by_several_threads) {
     }
 }
 
-// Of which each waits for room that only the other's reading makes.
 // A rank that has done its part in all may have ended: who waits for the last one needs it no more.
 TEST(who_is_awaited_behind_an_earlier_operation) {
     World world(3);
@@ -204,6 +203,7 @@ TEST(who_is_awaited_behind_an_earlier_operation) {
     first.finish();
 }
 
+// Of which each waits for room that only the other's reading makes.
 TEST(messages_both_ways) {
     Random random{options.seed};
     const Layout layout(4);
