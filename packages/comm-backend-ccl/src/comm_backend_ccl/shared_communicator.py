@@ -21,6 +21,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
 from comm_utils.torch_support.remedies import how_to_set_timeout
+from comm_utils.weak_sets import members_of
 
 __all__ = ["SharedCommunicator"]
 
@@ -188,7 +189,7 @@ _open: weakref.WeakSet[SharedCommunicator] = weakref.WeakSet()
 
 def open_groups() -> list[SharedCommunicator]:
     """Return this rank's sides of the groups that were not destroyed."""
-    return list(_open)
+    return members_of(_open)
 
 
 def _record_to(descriptor: int) -> None:
@@ -199,7 +200,7 @@ def _record_to(descriptor: int) -> None:
         shared_memory.record_to(descriptor)
     except (MemoryError, OSError, RuntimeError) as error:
         logger.warning("the flight recorder leaves out calls in shared memory: %s", error)
-    for one in list(_open) if descriptor >= 0 else ():
+    for one in members_of(_open) if descriptor >= 0 else ():
         one.describe()
 
 
@@ -214,7 +215,7 @@ _LAST_MOMENT_S = 1.0
 @atexit.register
 def _close_all() -> None:
     """Tensors go with the interpreter, so nothing may go on with them."""
-    groups, end = list(_open), time.monotonic() + _LAST_MOMENT_S
+    groups, end = members_of(_open), time.monotonic() + _LAST_MOMENT_S
     try:
         for one in groups:
             if one.usable:

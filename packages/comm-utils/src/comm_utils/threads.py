@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from comm_utils.weak_sets import members_of
+
 __all__ = ["CONNECTING", "abandoned", "is_still_connecting", "left_behind", "start", "with_limit"]
 
 #: The name of a thread in which a library connects the members of a group; the library follows.
@@ -81,7 +83,7 @@ def with_limit(
 
 def left_behind() -> list[threading.Thread]:
     """Return the threads of :func:`with_limit` that run on after their limit."""
-    return [one for one in list(_limited) if one.is_alive()]
+    return [one for one in members_of(_limited) if one.is_alive()]
 
 
 def is_still_connecting(library: str) -> bool:

@@ -18,6 +18,7 @@ from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.sizes import bandwidth, format_size
 from comm_utils.watch.watch import WATCH
+from comm_utils.weak_sets import members_of
 
 __all__ = ["EVENTS_KEPT", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
 
@@ -204,7 +205,7 @@ _loggers: weakref.WeakSet[CommsLogger] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for log in list(_loggers):
+    for log in members_of(_loggers):
         log.after_fork()
 
 
@@ -212,7 +213,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _settle_those_due() -> None:
-    for log in list(_loggers):
+    for log in members_of(_loggers):
         if log.writes:
             log.recorder.settle_if_due(perf_counter_ns())
 

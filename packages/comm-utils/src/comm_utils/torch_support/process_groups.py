@@ -35,6 +35,7 @@ from comm_utils.torch_support.initialization import check_available
 from comm_utils.torch_support.observed_world import begin_world, end_world
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
+from comm_utils.weak_sets import members_of
 
 __all__ = ["ProcessGroups"]
 
@@ -55,7 +56,7 @@ def _refuse_inherited_groups() -> None:
     for group in internals._world.pg_map:
         _inherited.add(group)
         keep_in_memory(group)  # its destructor would wait for threads, of which a child has none
-    for backend in list(_backends):
+    for backend in members_of(_backends):
         backend.fast_paths.clear()
         for state in backend._states.values():
             state.inherit()
@@ -370,12 +371,12 @@ def _overdue(state: GroupState, age_s: float, limit_s: float) -> Trouble:
 
 
 def _announce(group: str, trouble: Trouble) -> None:
-    for backend in list(_backends):
+    for backend in members_of(_backends):
         backend._in_trouble(group, trouble)
 
 
 def _look_at_devices() -> None:
-    backends = list(_backends)
+    backends = members_of(_backends)
     if any(state.device_calls for one in backends for state in list(one._states.values())):
         allow_queries()
     for backend in backends:
