@@ -40,7 +40,7 @@ def test_ranks_that_share_hardware_threads_are_oversubscribed(lists: tuple[str, 
 def test_so_are_those_of_a_host_with_more_ranks_than_the_group_has(monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = places("0-3", "0-3"), places("0", "1")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for ranks, oversubscribed in {"4": False, "5": True, "": False, "many": False}.items():
+    for ranks, oversubscribed in {"4": False, "5": True, "": False, "many": False, "²": False}.items():
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert are_oversubscribed(together, frozenset(range(4))) == oversubscribed, ranks
         assert not are_oversubscribed(together, frozenset(range(8))), "the launcher has more than its ranks"

@@ -67,7 +67,7 @@ def are_oversubscribed(places: Sequence[Place], of_launcher: frozenset[int]) -> 
     bound = any(one.cpus != places[0].cpus for one in places)
     host_cpus = os.cpu_count() if bound else len(of_launcher)
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if local.isdigit() and host_cpus and int(local) > host_cpus:
+    if local.isdecimal() and host_cpus and int(local) > host_cpus:
         return True
     return bool(topology.overcommitted({rank: one.cpus for rank, one in enumerate(places)}))
 
