@@ -348,7 +348,7 @@ def test_the_ring_survives_sigkill(tmp_path: Path) -> None:
     reader.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGALRM])
 def test_the_signal_that_has_ended_a_rank_shows_until_its_parent_waits(tmp_path: Path, number: signal.Signals) -> None:
     with writers(tmp_path, {0: [call("open", "all_reduce")]}) as ranks:
         (path,) = rings_in(tmp_path)
