@@ -274,8 +274,8 @@ def test_a_call_whose_group_another_thread_destroys(
     assert said.startswith(f"NotInitializedError: {expected} complete"), said
 
 
-def waits_after_the_end_of_the_group(operation: str, is_of_torch: bool, end: str) -> str:
-    """Rank 0 waits for a message whose group it has destroyed; rank 1 stays, and makes no call there."""
+def waits_beyond_the_end_of_the_group(operation: str, is_of_torch: bool, after_s: float, end: str) -> str:
+    """Rank 0 waits for a message whose group it destroys, before that or ``after_s``; rank 1 makes no call there."""
     dist.init_distributed("gloo", verbose=False)
     group = dist.new_group([0, 1])
     if dist.get_rank() == 1:
@@ -283,7 +283,10 @@ def waits_after_the_end_of_the_group(operation: str, is_of_torch: bool, end: str
             time.sleep(0.01)
         return ""
     work = (dist.irecv if operation == "irecv" else dist.isend)(torch.ones(4), 1, group=group)
-    (c10d if is_of_torch else dist).destroy_process_group(group)
+    destroy = threading.Timer(after_s, (c10d if is_of_torch else dist).destroy_process_group, (group,))
+    destroy.start()
+    if not after_s:
+        destroy.join()
     try:
         work.wait()
     except dist.CommError as error:
@@ -293,11 +296,15 @@ def waits_after_the_end_of_the_group(operation: str, is_of_torch: bool, end: str
     return "no error"
 
 
-@pytest.mark.parametrize(("operation", "is_of_torch"), [("irecv", False), ("isend", False), ("irecv", True)])
-def test_a_message_whose_group_was_destroyed_is_not_waited_for(
-    tmp_path: Path, operation: str, is_of_torch: bool
+@pytest.mark.parametrize(
+    ("operation", "is_of_torch", "after_s"),
+    [("irecv", False, 0.0), ("isend", False, 0.0), ("irecv", True, 0.0), ("irecv", True, 0.5)],
+)
+def test_a_message_whose_group_is_destroyed_is_not_waited_for(
+    tmp_path: Path, operation: str, is_of_torch: bool, after_s: float
 ) -> None:
-    said = run_ranks(waits_after_the_end_of_the_group, 2, operation, is_of_torch, str(tmp_path / "end"), timeout_s=60)
+    end = str(tmp_path / "end")
+    said = run_ranks(waits_beyond_the_end_of_the_group, 2, operation, is_of_torch, after_s, end, timeout_s=60)
     expected = f"{operation} on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
     assert said[0].startswith(f"NotInitializedError: {expected} complete"), said
 

@@ -78,7 +78,7 @@ def find_oversubscribed_pair() -> bool:
     return found
 
 
-def test_pairs_of_a_oversubscribed_host_are_oversubscribed(rank_environment: dict[str, Any]) -> None:
+def test_pairs_of_an_oversubscribed_host_are_oversubscribed(rank_environment: dict[str, Any]) -> None:
     assert run_ranks(find_oversubscribed_pair, 4, timeout_s=60, env=rank_environment) == [True] * 4
 
 

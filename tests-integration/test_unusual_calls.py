@@ -172,7 +172,9 @@ def run_bools_of_any_byte(op: str, repeats: int) -> None:
     expected = functools.reduce(LOGICAL[op], (of_rank(one).clone() != 0 for one in range(W)))
     for async_op in (False, True):
         reduced, coalesced, part = of_rank(rank), [of_rank(rank), of_rank(rank)], torch.empty(len(expected) // W) > 0
+        rooted = of_rank(rank)
         works = [
+            dist.reduce(rooted, W - 1, op, async_op=async_op),
             dist.all_reduce(reduced, op, async_op=async_op),
             dist.all_reduce_coalesced(coalesced, op, async_op=async_op),
             dist.reduce_scatter_tensor(part, of_rank(rank), op, async_op=async_op),
@@ -180,7 +182,7 @@ def run_bools_of_any_byte(op: str, repeats: int) -> None:
         for work in works:
             if work is not None:
                 work.wait()
-        for found in (reduced, *coalesced):
+        for found in (reduced, *coalesced, *([rooted] if rank == W - 1 else [])):
             assert ((found != False) == expected).all()  # noqa: E712
         assert ((part != False) == expected.chunk(W)[rank]).all()  # noqa: E712
 
@@ -188,7 +190,7 @@ def run_bools_of_any_byte(op: str, repeats: int) -> None:
 @pytest.mark.parametrize("repeats", [1, 2000])
 @pytest.mark.parametrize("op", LOGICAL)
 def test_bools_whose_bytes_are_not_one(pools: Pools, op: str, repeats: int) -> None:
-    pools(2).run(run_bools_of_any_byte, op, repeats)
+    pools(2 if repeats > 1 else 3).run(run_bools_of_any_byte, op, repeats)
 
 
 # --- reduce only reads the tensor of other ranks than dst

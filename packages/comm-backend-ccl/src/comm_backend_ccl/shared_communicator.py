@@ -21,7 +21,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
 from comm_utils.torch_support.remedies import how_to_set_timeout
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 __all__ = ["SharedCommunicator"]
 

@@ -31,7 +31,7 @@ from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.store_waits import making_of
 from comm_utils.watch.unfinished import under_way
 from comm_utils.watch.watch import WATCH
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 __all__ = ["BackgroundWork", "forget", "start"]
 
@@ -167,7 +167,7 @@ def start(
 def _at_exit() -> None:
     """Wait for calls that are under way: a thread that Python ends inside of native code aborts the process."""
     end = time.monotonic() + _PATIENCE_S
-    for worker in list(_workers.values()):
+    for worker in members_of(_workers.values()):
         worker.end()
     for thread in members_of(_threads):
         thread.join(max(0.0, end - time.monotonic()))

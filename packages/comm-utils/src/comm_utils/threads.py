@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 __all__ = ["CONNECTING", "abandoned", "is_still_connecting", "left_behind", "start", "with_limit"]
 

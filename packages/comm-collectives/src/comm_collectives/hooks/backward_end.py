@@ -14,6 +14,7 @@ import torch
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks
 from comm_utils.errors import ArgumentError
+from comm_utils.weak_collections import members_of
 
 __all__ = ["BackwardEnd"]
 
@@ -96,7 +97,7 @@ class BackwardEnd:
                 one._start()
 
     def _others(self) -> list[BackwardEnd]:
-        return sorted((one for one in _ends if one is not self and one._ranks == self._ranks), key=_place)
+        return sorted((one for one in members_of(_ends) if one is not self and one._ranks == self._ranks), key=_place)
 
     def expect(self) -> None:
         """Run ``finish`` at the end of the backward that is under way; to be called by a hook of it.

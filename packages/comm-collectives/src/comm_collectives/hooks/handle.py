@@ -14,6 +14,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.weak_collections import members_of
 
 __all__ = ["GRADIENTS", "LAYERS", "Handle", "check_module", "check_unregistered", "handles_of", "trainable_parameters"]
 
@@ -97,7 +98,7 @@ class Handle:
 def _sharing(parameters: Mapping[str, torch.Tensor]) -> list[Handle]:
     """Return the handles that have one of ``parameters``, in the order of their registration."""
     wanted = set(map(id, parameters.values()))
-    found = [one for one in _registered if not wanted.isdisjoint(map(id, one.parameters.values()))]
+    found = [one for one in members_of(_registered) if not wanted.isdisjoint(map(id, one.parameters.values()))]
     return sorted(found, key=lambda one: one._number)
 
 

@@ -102,7 +102,7 @@ def wait_for_listener(
     if not resolved:
         raise LaunchError(
             f"the master address {host!r} ({source}) {problem}, for {waited}; set MASTER_ADDR to a name or address of "
-            "rank 0's host that every host can resolve"
+            f"the host of {server} that every host can resolve"
         )
     raise CommTimeoutError(
         f"{server} is not to be found at {where}, which {problem}, for {waited}; check that {server} was "
@@ -187,7 +187,7 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta, explai
         if isinstance(made, TCPStore):
             made.set_timeout(timeout)
             return made
-        reason = (_greet(host, port, _OWN_S)[0] or _SILENT) if made is None else str(made).splitlines()[0]
+        reason = _greet(host, port, _OWN_S)[0] or (_SILENT if made is None else str(made).splitlines()[0])
         if made is None or deadline.interruption or not limit.pause(None):
             break
     if reason == _SILENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import os
 import time
@@ -324,7 +325,7 @@ def _join(
     who = _who(launch)
     check = RoomCheck() if secret is None and _on_one_host(address, launch) else None
     patience: Deadline | None = None
-    served_before = serves(address.port)
+    served_before = _serves(address.port)
     while True:
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source, check)
@@ -387,12 +388,19 @@ def _join(
             raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
 
 
+def _serves(port: int) -> bool:
+    """Return True where a store of this process listens at ``port``, and not until the next collection of garbage."""
+    if serves(port):
+        gc.collect()
+    return serves(port)
+
+
 def _who(launch: LaunchInfo) -> str:
     return f"init_distributed: rank {launch.rank} of {launch.world_size}"
 
 
 def _hung_up(address: _Address, seen: str) -> str:
-    return f"for rank 0 at {address}, where a server accepts connections and {seen}"
+    return f"for rank 0 at {address}, where a server accepts connections, which {seen}"
 
 
 def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -52,7 +53,8 @@ def lost(snapshot: RankSnapshot, group: RingGroup) -> Finding:
     text = f"rank {snapshot.rank} ({snapshot.where}) {snapshot.end}"
     if last:
         text += f" {word} {last[0]} on {last[0].group}{at_caller(last[0].caller)}"
-    if snapshot.oom_kills and not snapshot.failures:  # a rank that fails otherwise says why
+    # A rank that fails otherwise says why, and the kernel kills for lack of memory by SIGKILL.
+    if snapshot.oom_kills and not snapshot.failures and snapshot.ended_by in (0, signal.SIGKILL):
         killed = "a process" if snapshot.oom_kills == 1 else f"{snapshot.oom_kills} processes"
         text += f"; since the start, the kernel has killed {killed} of this host for lack of memory (see dmesg)"
     return Finding(FindingKind.LOST, group, (snapshot.rank,), text)

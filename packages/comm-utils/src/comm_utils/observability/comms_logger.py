@@ -18,7 +18,7 @@ from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.sizes import bandwidth, format_size
 from comm_utils.watch.watch import WATCH
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 __all__ = ["EVENTS_KEPT", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
 

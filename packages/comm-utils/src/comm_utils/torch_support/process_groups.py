@@ -35,7 +35,7 @@ from comm_utils.torch_support.initialization import check_available
 from comm_utils.torch_support.observed_world import begin_world, end_world
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 __all__ = ["ProcessGroups"]
 
@@ -375,6 +375,14 @@ def _announce(group: str, trouble: Trouble) -> None:
         backend._in_trouble(group, trouble)
 
 
+def _end_waits_on_destroyed() -> None:
+    """End waits for messages of groups that ``torch.distributed`` has destroyed meanwhile."""
+    for backend in members_of(_backends):
+        for state in list(backend._states.values()):
+            if state.awaited_messages and state.is_destroyed:
+                backend._wake(state)
+
+
 def _look_at_devices() -> None:
     backends = members_of(_backends)
     if any(state.device_calls for one in backends for state in list(one._states.values())):
@@ -385,3 +393,4 @@ def _look_at_devices() -> None:
 
 WATCH.when_in_trouble(_announce)
 WATCH.before_each_look(_look_at_devices)
+WATCH.before_each_look(_end_waits_on_destroyed)

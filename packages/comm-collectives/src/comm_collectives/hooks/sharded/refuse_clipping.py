@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from comm_utils.errors import ArgumentError
+from comm_utils.weak_collections import members_of
 
 __all__ = ["DividedTensor", "refuse_clipping"]
 
@@ -99,7 +100,7 @@ def _checked(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _divided() -> Iterator[DividedTensor]:
-    for holder in list(_Refusal.holders):
+    for holder in members_of(_Refusal.holders):
         for described, one, has_part in holder.divided_tensors():
             described = f"{described} of a model with the hooks of {holder.call}()"
             yield described, one, has_part

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 from weakref import WeakSet
 
-from comm_utils.weak_sets import members_of
+from comm_utils.weak_collections import members_of
 
 
 class _Member:
