@@ -718,10 +718,13 @@ def gives_up_while_the_store_is_stopped(folder: str) -> bool:
 
     def initialize(setup: Any) -> Any:
         if rank == 0:
+            while not server.with_name("met").exists():  # rank 1 has read all of the store that it needs to come here
+                time.sleep(0.01)
             server.with_name("own").write_text(str(os.getpid()))
             server.with_name("own").rename(server)
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
+            server.with_name("met").touch()
             while not server.exists() or psutil.Process(int(server.read_text())).status() != psutil.STATUS_STOPPED:
                 time.sleep(0.01)
         raise ValueError("no device")
