@@ -400,7 +400,7 @@ def _who(launch: LaunchInfo) -> str:
 
 
 def _hung_up(address: _Address, seen: str) -> str:
-    return f"for rank 0 at {address}, where a server accepts connections, which {seen}"
+    return f"for rank 0 at {address}, where a server accepted a connection and {seen}"
 
 
 def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:
