@@ -72,7 +72,7 @@ def test_the_log_says_once_that_peers_cannot_be_watched(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = this_process()
-    monkeypatch.setattr("comm_backend_ccl.peers._Descriptor.is_missed", False)
+    monkeypatch.setattr("comm_backend_ccl.peers.Peers._has_warned", False)
     monkeypatch.setattr("comm_utils.log.logger.propagate", True)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

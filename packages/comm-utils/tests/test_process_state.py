@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from comm_utils.process_state import ended_by, is_alive, is_ending, process_state, start_time
+from comm_utils.process_state import is_alive, is_ending, process_state, start_time, wait_status
 
 _OF_ANOTHER_USER = """
 import os, subprocess
@@ -49,14 +49,14 @@ def test_the_states_of_a_process() -> None:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         assert process_state(child.pid, started) == "stopped"
     finally:
-        assert ended_by(child.pid, started) == 0
+        assert wait_status(child.pid, started) is None
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays in /proc
         assert process_state(child.pid) == "ended"
-        assert ended_by(child.pid, started) == signal.SIGKILL
-        assert ended_by(child.pid, started + 1) == 0
+        assert wait_status(child.pid, started) == signal.SIGKILL
+        assert wait_status(child.pid, started + 1) is None
         assert is_ending(child.pid)
         child.wait()
-    assert ended_by(child.pid, started) == 0
+    assert wait_status(child.pid, started) is None
     assert not is_alive(child.pid)
     assert not is_alive(2**40)  # no number of a process

@@ -305,10 +305,12 @@ class _Factory:
                 and (gone := peers.gone())
                 and (lost := sorted(gone & set(self._missing(keys, ranks))))
             ):
-                who = ", ".join(f"rank {self._name(one)} ({peers.processes[one]})" for one in lost)
+                who = ", ".join(
+                    f"rank {self._name(one)} ({peers.processes[one]}) ended{peers.describe_end(one)}" for one in lost
+                )
                 raise PeerLostError(
-                    f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
-                    "ended; its own output says why"
+                    f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who}; its "
+                    "own output says why"
                 )
             if peers is None and self._ranks is None:  # the world, of whose ranks the rendezvous knows the processes
                 report_ended(self._store, dict(zip(ranks, keys, strict=True)))

@@ -155,15 +155,20 @@ class Group(BreakableGroup, ABC):
         """
         trouble = self._cause(timed_out=False)
         if trouble is not None:
-            ended = {self.ranks[one]: f"rank {self.ranks[one]} ({self.peers.processes[one]}" for one in sorted(gone)}
-            text = trouble.text + "".join(f"; {who}) has ended" for who in ended.values() if who not in trouble.text)
+            text = trouble.text
+            for one in sorted(gone):
+                who = f"rank {self.ranks[one]} ({self.peers.processes[one]}"
+                text += "" if who in trouble.text else f"; {who}) has ended{self.peers.describe_end(one)}"
             # A rank that could only be seen to be missing has ended.
-            is_theirs = trouble.kind is CommTimeoutError and ended.keys() >= {*trouble.ranks}
+            is_theirs = trouble.kind is CommTimeoutError and {self.ranks[one] for one in gone} >= {*trouble.ranks}
             kind = PeerLostError if is_theirs else trouble.kind
             return self.in_trouble(call, Trouble(kind, text, trouble.ranks))
-        who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
-        self._break(f"{call}: lost {who}")
-        return self.failure(PeerLostError, f"{call} on {self} lost a peer", f"{who} ended; its own output says why")
+        who = ", ".join(
+            f"rank {self.ranks[one]} ({self.peers.processes[one]}) ended{self.peers.describe_end(one)}"
+            for one in sorted(gone)
+        )
+        self._break(f"{call}: {who}")
+        return self.failure(PeerLostError, f"{call} on {self} lost a peer", f"{who}; its own output says why")
 
     def gone(self, peer: int | None) -> Set[int]:
         """Return the ranks on this host that have ended, of all or of ``peer`` alone."""

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
 from uuid import uuid4
 
 from comm_utils.host_identity import host_identity, host_name
 from comm_utils.log import logger
-from comm_utils.process_locks import ProcessLock
-from comm_utils.process_state import is_ending
+from comm_utils.process_descriptors import ProcessDescriptor
+from comm_utils.process_state import describe_end, is_ending
 
 __all__ = ["Peers", "Process", "this_process"]
 
@@ -45,67 +44,17 @@ def this_process() -> Process:
     return Process(host_name(), machine, os.getpid())
 
 
-class _Descriptor:
-    """A descriptor of one process, which all groups of this process use that the other one is in."""
-
-    turn = ProcessLock(threading.Lock)
-    #: By pid.
-    held: ClassVar[dict[int, _Descriptor]] = {}
-    is_missed = False
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.number, self.users = pid, os.pidfd_open(pid), 0
-
-    @classmethod
-    def hold(cls, pid: int) -> _Descriptor | None:
-        """Return the descriptor of a process, which the caller releases; None where none can be had.
-
-        Raises:
-            ProcessLookupError: there is no such process.
-        """
-        with cls.turn.lock:
-            found = cls.held.get(pid)
-            try:
-                if found is None or found._has_ended():  # after which another process may get the pid
-                    found = cls.held[pid] = cls(pid)
-            except ProcessLookupError:
-                raise
-            except OSError as error:  # a kernel before 5.3, or none to spare: timeouts still tell
-                if not cls.is_missed:
-                    cls.is_missed = True
-                    logger.warning(
-                        "groups see the end of process %d, and maybe of others, only at the timeout: the system gives "
-                        "no descriptor of it (%s)",
-                        pid,
-                        error,
-                    )
-                return None
-            found.users += 1
-            return found
-
-    def _has_ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self.number, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def release(self) -> None:
-        with self.turn.lock:
-            self.users -= 1
-            if self.users == 0:
-                os.close(self.number)
-                if self.held.get(self.pid) is self:
-                    del self.held[self.pid]
-
-
 class Peers:
     """The other ranks on this host, each watched by a descriptor that becomes readable when its process ends."""
+
+    _has_warned = False
 
     def __init__(self, processes: Sequence[Process], rank: int) -> None:
         self.processes = tuple(processes)
         mine = processes[rank]
         self.local = [index for index, process in enumerate(processes) if process.machine == mine.machine]
-        self._watched: dict[int, int] = {}
-        self._descriptors: list[_Descriptor] = []
+        self._descriptors: dict[int, ProcessDescriptor] = {}  # by position
+        self._watched: dict[int, int] = {}  # positions by descriptor
         self._poll = select.poll()
         self._gone: set[int] = set()
         self._lock = threading.Lock()
@@ -113,14 +62,27 @@ class Peers:
             if index == rank:
                 continue
             try:
-                descriptor = _Descriptor.hold(processes[index].pid)
+                descriptor = ProcessDescriptor.hold(processes[index].pid)
             except ProcessLookupError:
                 self._gone.add(index)
                 continue
-            if descriptor is not None:
-                self._descriptors.append(descriptor)
-                self._watched[descriptor.number] = index
-                self._poll.register(descriptor.number, select.POLLIN)
+            except OSError as error:  # timeouts still tell
+                self._warn_once(processes[index], error)
+                continue
+            self._descriptors[index] = descriptor
+            self._watched[descriptor.number] = index
+            self._poll.register(descriptor.number, select.POLLIN)
+
+    @classmethod
+    def _warn_once(cls, process: Process, error: OSError) -> None:
+        if not cls._has_warned:
+            cls._has_warned = True
+            logger.warning(
+                "groups see the end of process %d, and maybe of others, only at the timeout: the system gives no "
+                "descriptor of it (%s)",
+                process.pid,
+                error,
+            )
 
     def gone(self) -> set[int]:
         """Positions in the group of ranks whose process has ended, as far as this host can see."""
@@ -129,6 +91,13 @@ class Peers:
                 self._gone.add(self._watched[descriptor])
                 self._poll.unregister(descriptor)
         return self._gone
+
+    def describe_end(self, index: int) -> str:
+        """Return how the process at a position has ended, as ``" by SIGKILL"``; "" where that is not known."""
+        with self._lock:
+            descriptor = self._descriptors.get(index)
+            status = None if descriptor is None else descriptor.wait_status()
+        return "" if status is None else f" {describe_end(status)}"
 
     def any_ending(self) -> bool:
         """Return whether a rank on this host is on its way out: its connections may close long before it has gone."""
@@ -140,6 +109,6 @@ class Peers:
                 with suppress(KeyError):
                     self._poll.unregister(descriptor)
             self._watched.clear()
-            for one in self._descriptors:
+            for one in self._descriptors.values():
                 one.release()
             self._descriptors.clear()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
     "GONE",
     "debugger_of",
-    "ended_by",
+    "describe_end",
     "is_alive",
     "is_ending",
     "process_image",
     "process_state",
+    "signal_name",
     "start_time",
+    "wait_status",
 ]
 
 #: The states of a process that does nothing more of what it did.
@@ -96,16 +99,33 @@ def is_alive(pid: int, started: int = 0, image: int = 0) -> bool:
     return process_state(pid, started, image) not in GONE
 
 
-def ended_by(pid: int, started: int = 0) -> int:
-    """Return the signal that has ended a process, which shows until its parent waits for it; 0 where it does not.
+def wait_status(pid: int, started: int = 0) -> int | None:
+    """Return how a process has ended, in the form of ``os.waitpid``, until its parent waits for it; None later.
 
     Args:
         started: as for :func:`process_state`.
     """
     fields = _fields(pid)
     if not fields or fields[0] not in "ZX" or len(fields) < 50 or (started and int(fields[19]) != started):
-        return 0
-    return int(fields[49]) & 0x7F  # of the exit code as wait() returns it, which other users read as 0
+        return None
+    with suppress(OSError):  # its parent has waited for it just now
+        # Other users may read 0, whatever it is.
+        if fields[49] != "0" or os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+            return int(fields[49])
+    return None
+
+
+def describe_end(status: int) -> str:
+    """Return ``"by SIGKILL"`` or ``"with exit status 3"``, of what ``os.waitpid`` says of the end of a process."""
+    return f"by {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else f"with exit status {status >> 8}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def debugger_of(pid: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import resource
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+from comm_utils.testing.recording import call, writers
 from comm_utils.watch.local_ranks import LocalRanks
 
 
@@ -80,7 +82,7 @@ def descriptors(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_ring_takes_one_descriptor_and_the_program_keeps_the_last_ones(
+def test_a_rank_takes_two_descriptors_and_the_program_keeps_the_last_ones(
     recorder: FlightRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder.open(1, 2, "job")
@@ -96,9 +98,27 @@ def test_a_ring_takes_one_descriptor_and_the_program_keeps_the_last_ones(
     with descriptors(17):
         ranks.refresh(now=True)
         assert ranks.state_of(1) == "running"
-    assert len(os.listdir("/proc/self/fd")) == opened + 1
+    assert len(os.listdir("/proc/self/fd")) == opened + 1  # of its ring, and none was left for its process
+    ranks.close()
+    with descriptors(18):
+        ranks = LocalRanks(tmp_path / "job", None, 2)
+        ranks.refresh(now=True)
+    assert len(os.listdir("/proc/self/fd")) == opened + 2
     ranks.close()
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+_TELLS_ENDS = tuple(int(one) for one in platform.release().split("-")[0].split(".")[:2]) >= (6, 15)
+
+
+@pytest.mark.skipif(not _TELLS_ENDS, reason="needs Linux 6.15")
+def test_the_signal_that_has_ended_a_rank_shows_after_its_parent_has_waited(tmp_path: Path) -> None:
+    with writers(tmp_path, {1: [call("open", "all_reduce")]}, world_size=2) as (writer,):
+        ranks = LocalRanks(tmp_path / "job", None, 2)
+        ranks.refresh(now=True)
+        writer.kill()
+    assert ranks.snapshots()[1].end == "has ended by SIGKILL"
+    ranks.close()
 
 
 def test_a_rank_waits_for_the_others_to_look(recorder: FlightRecorder, tmp_path: Path) -> None:

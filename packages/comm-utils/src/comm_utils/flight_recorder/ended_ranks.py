@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -54,7 +53,7 @@ def lost(snapshot: RankSnapshot, group: RingGroup) -> Finding:
     if last:
         text += f" {word} {last[0]} on {last[0].group}{at_caller(last[0].caller)}"
     # A rank that fails otherwise says why, and the kernel kills for lack of memory by SIGKILL.
-    if snapshot.oom_kills and not snapshot.failures and snapshot.ended_by in (0, signal.SIGKILL):
+    if snapshot.oom_kills and not snapshot.failures and snapshot.may_be_killed:
         killed = "a process" if snapshot.oom_kills == 1 else f"{snapshot.oom_kills} processes"
         text += f"; since the start, the kernel has killed {killed} of this host for lack of memory (see dmesg)"
     return Finding(FindingKind.LOST, group, (snapshot.rank,), text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, pa
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
 from comm_utils.oom_kills import OOM_KILLS
-from comm_utils.process_state import GONE, debugger_of, ended_by, process_state
+from comm_utils.process_descriptors import ProcessDescriptor
+from comm_utils.process_state import GONE, debugger_of, describe_end, process_state, signal_name, wait_status
 
 __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
 
@@ -48,7 +50,7 @@ class RankSnapshot:
         looked_ns: when its watch last looked around, by the same clock; 0 is unknown.
         oom_kills: of a rank of this host that is lost, so many processes the kernel has killed for lack of memory since
             the world of this process began.
-        ended_by: of the same, the signal that has ended it, of which it could not say that it came; 0 is unknown.
+        wait_status: of the same, how it has ended, in the form of ``os.waitpid``; None is unknown.
     """
 
     header: RingHeader
@@ -61,7 +63,7 @@ class RankSnapshot:
     debugger: str = ""
     looked_ns: int = 0
     oom_kills: int = 0
-    ended_by: int = 0
+    wait_status: int | None = None
 
     @property
     def rank(self) -> int:
@@ -90,13 +92,21 @@ class RankSnapshot:
         return age_ns if self.process == "running" and self.looked_ns and age_ns > _SILENT_NS else 0
 
     @property
+    def may_be_killed(self) -> bool:
+        """Return whether SIGKILL may have ended the process, as far as is known."""
+        status = self.wait_status
+        return status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+
+    @property
     def end(self) -> str:
         """Return how it has gone, as the end of a sentence that begins with its name."""
         raised = next((one for one in reversed(self.failures) if not one.group), None)
         if raised is not None:
             because = f" with {raised.error}" + (f": {raised.text}" if raised.text else "")
-        elif self.header.signal or self.ended_by:
-            because = f" by {_signal_name(self.header.signal or self.ended_by)}"
+        elif self.header.signal:
+            because = f" by {signal_name(self.header.signal)}"
+        elif self.wait_status is not None:
+            because = f" {describe_end(self.wait_status)}"
         else:
             because = ""
         if self.process == "replaced":
@@ -104,7 +114,7 @@ class RankSnapshot:
         if self.process == "ended":
             return f"has ended{because}"
         if raised is None and self.header.signal:  # by which it is about to end, unless that is held up
-            return f"was sent {_signal_name(self.header.signal)}"
+            return f"was sent {signal_name(self.header.signal)}"
         return f"has left the world or is ending{because}"
 
     def open_calls(self) -> list[Call]:
@@ -137,19 +147,15 @@ class RankSnapshot:
         return [call for call in self.calls if call.group.name == group and not call.is_message]
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # of a damaged ring
-        return f"signal {number}"
-
-
-def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECENT) -> RankSnapshot:
+def take_snapshot(
+    reader: RingReader, is_local: bool = True, recent: int = RECENT, descriptor: ProcessDescriptor | None = None
+) -> RankSnapshot:
     """Read what a rank does from its ring.
 
     Args:
         is_local: its process can be seen from here, if it lives.
         recent: so many of the latest calls of each lane, beside earlier ones that are under way.
+        descriptor: of its process, where this process has one.
     """
     reader.refresh()
     calls = [call for lane in range(LANES) for call in reader.calls(lane, most=recent)]
@@ -169,7 +175,8 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
     found = RankSnapshot(header, process, tuple(calls), failures, stack, taken, threads, debugger, looked_ns)
     if not is_local or not found.is_lost:
         return found
-    return replace(found, oom_kills=OOM_KILLS.since_begin(), ended_by=ended_by(header.pid, header.started))
+    status = wait_status(header.pid, header.started) if descriptor is None else descriptor.wait_status()
+    return replace(found, oom_kills=OOM_KILLS.since_begin(), wait_status=status)
 
 
 def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from comm_utils.flight_recorder.calls import RingHeader
 from comm_utils.flight_recorder.directory import rings_in
 from comm_utils.flight_recorder.reader import RingError, RingReader, open_ring
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.log import logger
+from comm_utils.process_descriptors import ProcessDescriptor
 from comm_utils.process_limits import free_descriptors
-from comm_utils.process_state import process_state
+from comm_utils.process_state import process_state, start_time
 
 __all__ = ["LocalRanks"]
 
@@ -23,6 +25,10 @@ __all__ = ["LocalRanks"]
 _START_S, _LIST_EVERY_S = 5.0, 0.5
 # So many files the watch leaves to the program.
 _PROGRAMS_DESCRIPTORS = 16
+
+
+def _is_short_of(free_descriptors: int | None) -> bool:
+    return free_descriptors is not None and free_descriptors <= _PROGRAMS_DESCRIPTORS
 
 
 class LocalRanks:
@@ -45,6 +51,8 @@ class LocalRanks:
         self.listed_ns = 0
         #: By global rank. Replaced, not changed, as the threads of the watch and of the program go through it.
         self.readers: Mapping[int, RingReader] = {}
+        # Of the processes of these ranks, as far as there are any: they tell how a process has ended.
+        self._descriptors: dict[int, ProcessDescriptor] = {}
         # A handler of a signal may come here as well.
         self._lock = threading.RLock()
 
@@ -72,7 +80,7 @@ class LocalRanks:
     def _needs_descriptors(self) -> bool:
         """Return whether the program needs the descriptors that are left, which is warned of once."""
         free = free_descriptors()
-        if free is None or free > _PROGRAMS_DESCRIPTORS:
+        if not _is_short_of(free):
             return False
         if not self._has_warned:
             self._has_warned = True
@@ -107,15 +115,30 @@ class LocalRanks:
         is_of_this_world = header.identity == self._identity and header.monotonic_ns >= self._since_ns
         if is_of_this_world and (known is None or known.header.wall_ns < header.wall_ns):
             self.readers = {**self.readers, header.rank: reader}
+            self._hold(header)
         else:
             reader.close()
+
+    def _hold(self, header: RingHeader) -> None:
+        """Hold the process of a ring, which takes a descriptor as well, where there are enough of them."""
+        earlier = self._descriptors.pop(header.rank, None)
+        if earlier is not None:
+            earlier.release()
+        if _is_short_of(free_descriptors()):
+            return
+        with suppress(OSError, OverflowError):  # it has gone, none can be had, or the ring is damaged
+            descriptor = ProcessDescriptor.hold(header.pid)
+            if start_time(header.pid) == header.started:
+                self._descriptors[header.rank] = descriptor
+            else:  # of a process that has its number by now
+                descriptor.release()
 
     def snapshots(self, recent: int = 256) -> dict[int, RankSnapshot]:
         """Return what these ranks do now, by global rank; rings that are damaged are left out."""
         found = {}
         for rank, reader in self.readers.items():
             with suppress(RingError, ValueError):  # closed meanwhile
-                found[rank] = take_snapshot(reader, recent=recent)
+                found[rank] = take_snapshot(reader, recent=recent, descriptor=self._descriptors.get(rank))
         return found
 
     def state_of(self, rank: int) -> str:
@@ -144,5 +167,8 @@ class LocalRanks:
         """Unmap all."""
         with self._lock:
             readers, self.readers = self.readers, {}
+            descriptors, self._descriptors = self._descriptors, {}
         for reader in readers.values():
             reader.close()
+        for descriptor in descriptors.values():
+            descriptor.release()
