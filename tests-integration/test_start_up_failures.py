@@ -208,7 +208,7 @@ def test_a_master_address_that_does_not_resolve(bare_pools: Pools) -> None:
         "LaunchError: init_distributed: rank 1 of 2: the master address 'no-such-host.invalid'"
     )
     assert "(environment variable MASTER_ADDR) does not resolve on " in second.text
-    assert "set MASTER_ADDR to a name or address of rank 0's host" in second.text
+    assert "set MASTER_ADDR to a name or address of the host of rank 0 that every host can resolve" in second.text
     assert first.text.startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come within 4 s")
     assert "the master address 'no-such-host.invalid' does not resolve on " in first.text
     assert max(first.took_s, second.took_s) < PATIENCE_S * patience()
