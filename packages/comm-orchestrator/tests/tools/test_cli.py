@@ -120,6 +120,23 @@ def test_help_shows_no_type_of_flags(commctl: Commctl, command: tuple[str, ...])
     assert "<bool>" not in shown
 
 
+@pytest.mark.parametrize("command", ["doctor", "bench -e 8", "tune"])
+@pytest.mark.parametrize(
+    ("what", "named", "remedy"),
+    [
+        ("No module named 'torch'", "torch", "-m pip install torch\n"),
+        ("libtorch_cpu.so: cannot open shared object file", "torch._C", "-m pip install --force-reinstall torch\n"),
+    ],
+)
+def test_without_torch_the_remedy_is_named(tmp_path: Path, command: str, what: str, named: str, remedy: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise ImportError({what!r}, name={named!r})")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    shown = in_a_process(*command.split(), PYTHONPATH=path)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.startswith(f"error: this command needs torch, which cannot be imported: {what}; ")
+    assert shown.stderr.endswith(remedy)
+
+
 def test_interruption_says_so() -> None:
     # The parent of the tests may ignore SIGINT.
     code = (

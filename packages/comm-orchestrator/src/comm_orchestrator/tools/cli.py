@@ -18,7 +18,7 @@ class _InterruptedError(BaseException):
 
 
 def main() -> None:
-    """Run the command line; without its libraries, say how to install them."""
+    """Run the command line; without torch or its own libraries, say how to install them."""
     # Not KeyboardInterrupt, of which click makes "Aborted." and exit code 1.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -30,14 +30,27 @@ def main() -> None:
         from comm_orchestrator.tools.commands import app
 
         app()
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+    except ImportError as error:
+        missing = _missing(error)
+        if not missing:
             raise
-        print("commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'", file=sys.stderr)
+        print(missing, file=sys.stderr)
         raise SystemExit(2) from None
     except _InterruptedError:  # also while torch is imported, which takes a second
         print(f"{_CLEAR if sys.stderr.isatty() else ''}interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _missing(error: ImportError) -> str:
+    """Return a sentence for a library that cannot be imported, with the remedy; empty for others than these."""
+    name = error.name or ""
+    if name in ("typer", "rich"):
+        return "commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'"
+    if name.partition(".")[0] == "torch":
+        forced = "" if name == "torch" else "--force-reinstall "  # a part of it is there, such as without its libraries
+        command = f"{sys.executable} -m pip install {forced}torch"
+        return f"error: this command needs torch, which cannot be imported: {error}; install it with: {command}"
+    return ""
 
 
 def _open_outputs() -> None:
