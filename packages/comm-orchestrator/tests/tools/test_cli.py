@@ -120,6 +120,15 @@ def test_help_shows_no_type_of_flags(commctl: Commctl, command: tuple[str, ...])
     assert "<bool>" not in shown
 
 
+@pytest.mark.parametrize("command", ["bench", "doctor", "config check", "trace replay"])
+def test_help_breaks_lines_at_the_width_alone(commctl: Commctl, command: str) -> None:
+    lines = [line.strip() for line in commctl(*command.split(), "--help").stdout.splitlines()]
+    (last,) = [number for number, line in enumerate(lines) if "Exit code" in line]
+    # COLUMNS is 200, and the docstring's lines have 120 at most.
+    assert not lines[last - 1] or len(lines[last - 1]) > 120
+    assert not lines[last + 1] or len(lines[last]) > 120
+
+
 @pytest.mark.parametrize("command", ["doctor", "bench -e 8", "tune"])
 @pytest.mark.parametrize(
     ("what", "named", "remedy"),

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperOption
 
 from comm_orchestrator import selector
 from comm_orchestrator.tools.bench.command_line import BenchCommand, bench
 from comm_orchestrator.tools.config_commands import app as config_app
 from comm_orchestrator.tools.errors import EXPECTED, tell
+from comm_orchestrator.tools.help import Commands
 from comm_orchestrator.tools.predict import command as prediction
 from comm_orchestrator.tools.trace.command import app as trace_app
 
@@ -43,7 +44,7 @@ if _display_type is not None:
     setattr(TyperOption, "display_type_rich", _type_of)  # noqa: B010 - a method, as mypy sees it
 
 
-class _Commands(TyperGroup):
+class _Commands(Commands):
     """All commands: each writes what it prints to its end, and has one sentence for errors that are expected."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

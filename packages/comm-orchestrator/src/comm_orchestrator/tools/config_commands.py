@@ -14,11 +14,12 @@ from rich.text import Text
 
 import comm_config
 from comm_orchestrator import selector
+from comm_orchestrator.tools.help import Commands
 from comm_orchestrator.tools.output import printable
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Configuration files.")
 
 
 @app.command("schema")

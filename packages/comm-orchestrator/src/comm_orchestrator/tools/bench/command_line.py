@@ -35,15 +35,22 @@ def bench(
     operations: Annotated[
         list[str] | None, typer.Argument(metavar="[OPERATION]...", help="all_reduce where none is given; all for all.")
     ] = None,
-    minbytes: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size.", rich_help_panel=_SIZES)] = "8",
-    maxbytes: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.", rich_help_panel=_SIZES)] = "64M",
+    minbytes: Annotated[
+        str,
+        typer.Option("-b", "--minbytes", help="Smallest size: bytes, or such as 4K, 1M, 1G.", rich_help_panel=_SIZES),
+    ] = "8",
+    maxbytes: Annotated[
+        str, typer.Option("-e", "--maxbytes", help="Largest size, likewise.", rich_help_panel=_SIZES)
+    ] = "64M",
     stepfactor: Annotated[
         int | None,
         typer.Option("-f", "--stepfactor", help="Factor between sizes, 2 by default.", rich_help_panel=_SIZES),
     ] = None,
     stepbytes: Annotated[
         str | None,
-        typer.Option("-i", "--stepbytes", help="Bytes between sizes, instead of a factor.", rich_help_panel=_SIZES),
+        typer.Option(
+            "-i", "--stepbytes", help="Bytes between sizes, such as 4K, instead of a factor.", rich_help_panel=_SIZES
+        ),
     ] = None,
     op: Annotated[
         str | None,
@@ -53,7 +60,9 @@ def bench(
         str,
         typer.Option("-d", "--datatype", help="A name of torch or nccl-tests, a list, or all.", rich_help_panel=_WHAT),
     ] = "float32",
-    root: Annotated[str, typer.Option("-r", "--root", help="Rank of the group, or all.", rich_help_panel=_WHAT)] = "0",
+    root: Annotated[
+        str, typer.Option("-r", "--root", help="Rank of the group that is the root, or all.", rich_help_panel=_WHAT)
+    ] = "0",
     iters: Annotated[int, typer.Option("-n", "--iters", help="Timed calls a round.", rich_help_panel=_HOW)] = 20,
     warmup_iters: Annotated[
         int, typer.Option("-w", "--warmup_iters", help="Untimed calls before them.", rich_help_panel=_HOW)
@@ -79,24 +88,40 @@ def bench(
     ] = 0,
     timeout: Annotated[
         float,
-        typer.Option("-T", "--timeout", help="Seconds that a line may take; 0: any.", rich_help_panel=_HOW),
+        typer.Option(
+            "-T", "--timeout", help="Seconds that a line of the table may take; 0: no limit.", rich_help_panel=_HOW
+        ),
     ] = 0.0,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Ranks to start here: 2, or one for each CUDA device.", rich_help_panel=_WHERE),
+        typer.Option(help="Ranks to start here; by default 2, or one for each CUDA device.", rich_help_panel=_WHERE),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="A list, such as gloo,ccl.", rich_help_panel=_WHERE)] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="A list, such as gloo,ccl; by default the choice of init_distributed().", rich_help_panel=_WHERE
+        ),
+    ] = None,
     group_size: Annotated[
         int | None,
-        typer.Option(help="Groups of so many neighbouring ranks, all at once.", rich_help_panel=_WHERE),
+        typer.Option(
+            help="Groups of so many neighbouring ranks, all at once; by default one group of all.",
+            rich_help_panel=_WHERE,
+        ),
     ] = None,
     peers: Annotated[
         str | None,
-        typer.Option(help="Others beside us: a list of torch, mpi4py, deepspeed.", rich_help_panel=_WHERE),
+        typer.Option(
+            help="APIs to measure beside this one: a list of torch, mpi4py, deepspeed; by default none.",
+            rich_help_panel=_WHERE,
+        ),
     ] = None,
     compression: Annotated[
         str | None,
-        typer.Option(help="Codecs of ours, side by side: a list such as none,int8.", rich_help_panel=_WHAT),
+        typer.Option(
+            help="Codecs to measure side by side: a list such as none,int8; by default none, no compression.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     json: Annotated[
         str, typer.Option("-J", "--json", metavar="FILE", help="Write everything.", rich_help_panel=_OUTPUT)

@@ -9,9 +9,15 @@ from typing import Annotated
 
 import typer
 
+from comm_orchestrator.tools.help import Commands
+
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Recorded communication: numbers, pictures, and running it again.")
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Recorded communication: numbers, pictures, and running it again.",
+)
 
 _Folder = Annotated[Path, typer.Argument(help="A trace: the folder that start_trace() wrote.", show_default=False)]
 
