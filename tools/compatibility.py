@@ -29,11 +29,19 @@ SIDES = (TORCH, DEEPSPEED)
 _AFTER_TORCHS = "prof is at another position; log_name is at another position; debug is at another position"
 _GROUP_RANK = "torch's `group_src` or `group_dst` has this position: give `prof`, `log_name` by name"
 
+#: (side, function) -> a difference that signatures do not show.
+BEHAVIOUR = {(TORCH, "is_initialized"): "a world of other code counts once it is adopted"}
+
 #: (side, function) -> how a call that is right there is not the same here, and why. All intended differences.
 DIFFERENCES: dict[tuple[str, str], tuple[str, str]] = {
     (TORCH, "init_process_group"): (
         "pg_options is refused",
         "`pg_options` must be None (initialise torch with them, and ours adopts it)",
+    ),
+    (TORCH, "is_initialized"): (
+        BEHAVIOUR[TORCH, "is_initialized"],
+        "False until `init_distributed()` was called, also where other code, such as Lightning, has initialised "
+        "`torch.distributed`",
     ),
     **{
         (DEEPSPEED, name): (_AFTER_TORCHS, _GROUP_RANK)
@@ -274,7 +282,8 @@ def difference(side: str, name: str) -> str:
     theirs, mine = names(side)[name], ours().get(name)
     if mine is None or not isinstance(theirs, list) or not inspect.isfunction(mine):
         return ""
-    return "; ".join(_differences(name, theirs, mine))
+    unseen = [BEHAVIOUR[side, name]] if (side, name) in BEHAVIOUR else []
+    return "; ".join([*_differences(name, theirs, mine), *unseen])
 
 
 def _differences(name: str, theirs: list[Parameter], function: Callable[..., Any]) -> Iterable[str]:
