@@ -157,7 +157,7 @@ def changed(**fields: Any) -> Change:
     ("change", "expected"),
     [
         (changed(operation="all_refuse"), "unknown to this version"),
-        (changed(size_bytes=-1), "expected numbers"),
+        (changed(size_bytes=-1), "expected whole numbers, a size of at least 0"),
         (changed(ranks=(1,)), "0 among them"),
         (changed(ranks=(0, 7)), "below 2"),
         (changed(ranks=(0, 0)), "different ranks"),

@@ -96,7 +96,10 @@ def test_a_wait_may_come_before_its_operation(tmp_path: Path) -> None:
         ("hello\n", "not a trace"),
         ("[1, 2]\n", "not a trace"),
         ('{"format": "something"}\n', "not a trace"),
-        ('{"format": "comm-trace", "version": 99}\n', "got version 99 of the format, expected 1"),
+        (
+            '{"format": "comm-trace", "version": 99}\n',
+            "got version 99 of the format, expected 1; read it with the release",
+        ),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, text: str, message: str) -> None:

@@ -71,7 +71,8 @@ def _wrong(operation: Operation, trace: RankTrace) -> str:
     if row is None or not row.recorded:
         return f"operation: got {operation.operation!r:.60}, which is unknown to this version"
     if not _whole((operation.size_bytes, operation.tag, operation.root)) or operation.size_bytes < 0:
-        return f"size, tag, root: got {operation.size_bytes!r}, {operation.tag!r}, {operation.root!r}; expected numbers"
+        got = f"{operation.size_bytes!r}, {operation.tag!r}, {operation.root!r}"
+        return f"size, tag, root: got {got}; expected whole numbers, a size of at least 0"
     if not isinstance(ranks, tuple) or not _whole(ranks) or len(set(ranks)) != len(ranks):
         return f"ranks: got {ranks!r:.60}; expected a list of different ranks"
     if trace.rank not in ranks or not all(0 <= rank < W for rank in ranks):

@@ -248,7 +248,10 @@ def _first_line(path: Path | str, lines: Iterator[tuple[int, str, bool]]) -> Ran
         raise ArgumentError(f"{path}: not a trace: {expected}")
     if header.get("version") != VERSION:
         got = header.get("version")
-        raise ArgumentError(f"{path}, line 1: got version {got!r:.60} of the format, expected {VERSION}")
+        raise ArgumentError(
+            f"{path}, line 1: got version {got!r:.60} of the format, expected {VERSION}; read it with the release of "
+            "comm-utils that wrote it"
+        )
     try:
         trace = RankTrace(**{**header_fields(header), "complete": False})
     except TypeError:
