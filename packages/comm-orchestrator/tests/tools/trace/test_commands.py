@@ -90,6 +90,11 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
         (["replay", "nothing"], "there is no such folder"),
         (["replay", "empty"], "no operations"),
         (["replay", "trace", "--backend", "smoke"], "--backend: got 'smoke'; expected one of"),
+        (
+            ["replay", "elsewhere"],
+            "error: the trace was recorded on 'smoke': backend 'smoke' is not installed (usable here",
+        ),
+        (["replay", "elsewhere"], "; or replay it on another library, such as --backend gloo"),
         (["replay", "trace", "-o", "trace"], "is the trace that is replayed"),
         (["replay", "trace", "--json", "no/x.json"], "--json: no/x.json: cannot be written"),
         (["replay", "trace", "--timeout", "0.01"], "--timeout: got 0.01"),
@@ -103,6 +108,8 @@ def test_a_wrong_call_gets_one_sentence(
         monkeypatch.delenv(name, raising=False)
     save("empty", RankTrace(0, 1))
     save("half", RankTrace(0, 2))
+    alone = Event(Operation("barrier", "barrier", 0, (0,), "0"), 0, 0, 1, 1)
+    save("elsewhere", RankTrace(0, 1, backend="smoke", events=[alone]))
     (folder / "link").symlink_to("trace/rank1.jsonl")
     for name, target in (("linked", "real"), ("pictures", "it.svg")):
         save(name, RankTrace(0, 1)).rename(target)

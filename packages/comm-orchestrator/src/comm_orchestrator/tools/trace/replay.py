@@ -42,10 +42,11 @@ def run(options: Options) -> int:
         known = launch.world_size if launch.launcher != "none" else 0
         return _launched(options, launch, known)
     made = plan(read(Path(options.folder)))
+    recorded = not options.backend
     options = replace(options, backend=options.backend or made.backend)
     made = without_tags(made, options.backend)
     check_files(options)
-    check_here(options, made)
+    check_here(options, made, recorded)
     return _local(options, made)
 
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from comm_orchestrator import facade
+from comm_orchestrator import facade, selector
 from comm_orchestrator.tools.local_ranks import memory_for_data_bytes
 from comm_orchestrator.tools.trace.files import check_output
 from comm_orchestrator.tools.trace.replay_plan import Plan
@@ -90,8 +90,11 @@ def _can_be_written_in(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def check_here(options: Options, plan: Plan) -> None:
+def check_here(options: Options, plan: Plan, recorded: bool) -> None:
     """Refuse what ranks of this host alone cannot do.
+
+    Args:
+        recorded: the backend is that of the trace, as nobody has named one.
 
     Raises:
         BackendUnavailableError: the backend is not there.
@@ -99,14 +102,11 @@ def check_here(options: Options, plan: Plan) -> None:
     """
     W = plan.traces[0].world_size
     if options.backend:
-        known = facade.available_backends()
         names = {part.rpartition(":")[2].strip().lower() for part in options.backend.split(",")}
-        for name in sorted(names):
-            if name not in known:
-                raise ArgumentError(f"--backend: got {name!r}; expected one of {', '.join(sorted(known))}")
-            if not known[name].usable:
-                why, remedy = known[name].reason, known[name].remedy
-                raise BackendUnavailableError(f"--backend: {name} cannot be used here: {why}; {remedy}".rstrip("; "))
+        if recorded:
+            _check_recorded(options.backend)
+        else:
+            _check_named(names)
         if "nccl" in names:
             _check_devices(W)
     needed, free = sum(map(peak_bytes, plan.traces)), memory_for_data_bytes(W)
@@ -117,13 +117,31 @@ def check_here(options: Options, plan: Plan) -> None:
         )
 
 
+def _check_recorded(backend: str) -> None:
+    try:
+        selector.choose(backend)
+    except BackendUnavailableError as error:
+        remedy = "or replay it on another library, such as --backend gloo"
+        raise BackendUnavailableError(f"the trace was recorded on {backend!r:.60}: {error}; {remedy}") from None
+
+
+def _check_named(names: set[str]) -> None:
+    known = facade.available_backends()
+    for name in sorted(names):
+        if name not in known:
+            raise ArgumentError(f"--backend: got {name!r}; expected one of {', '.join(sorted(known))}")
+        if not known[name].usable:
+            why, remedy = known[name].reason, known[name].remedy
+            raise BackendUnavailableError(f"--backend: {name} cannot be used here: {why}; {remedy}".rstrip("; "))
+
+
 def _check_devices(W: int) -> None:
     import torch
 
     found = torch.cuda.device_count()
     if found < W:
         raise ArgumentError(
-            f"--backend: nccl needs a GPU for each of the {W} ranks and {found} are here; start it by a launcher, on "
+            f"nccl needs a GPU for each of the {W} ranks and {found} are here; start it by a launcher, on "
             "the hosts of the job, or use --backend gloo"
         )
 
