@@ -231,6 +231,13 @@ def test_ranks_that_were_all_asked_to_end(postmortem: Postmortem, tmp_path: Path
     assert "also killed: ranks 0, 1 were ended from outside: the first has ended by SIGTERM" in shown
 
 
+def test_a_rank_alone_that_was_asked_to_end(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: [*STEP, HANGS, ["signal", signal.SIGTERM]]}) as ranks:
+        ranks[0].kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown) == "verdict: killed: rank 0 was ended from outside: it has ended by SIGTERM"
+
+
 @pytest.mark.parametrize("other", [STEP, [*STEP, HANGS]], ids=["missing", "slow"])
 def test_what_had_just_begun_when_all_were_killed_is_no_cause(
     postmortem: Postmortem, tmp_path: Path, other: Plan
@@ -288,7 +295,7 @@ def test_damaged_and_missing_rings_are_named(postmortem: Postmortem, tmp_path: P
     assert code == 1
     assert f"damaged: {damaged}: not a ring" in shown
     assert "rank-9.ring: 0 bytes" in shown
-    assert "no ring: ranks 1, 2 (" in shown
+    assert "no ring: ranks 1, 2 (damaged, of another host, or removed at a clean end)" in shown
     assert "rank 3: alive" in shown
 
 

@@ -136,7 +136,7 @@ def test_damaged_and_missing_rings_are_named(
         for one in ranks:
             one.kill()
     assert f"damaged: {damaged}: not a ring" in shown
-    assert "no ring: ranks 1, 2 (" in shown
+    assert "no ring: ranks 1, 2 (damaged, of another host, or ended)" in shown
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-C"])

@@ -45,7 +45,8 @@ def _job(job: JobRings, evidence: Evidence) -> Iterator[str]:
     for one in job.damaged:
         yield f"damaged: {one}"
     if job.absent:
-        yield f"no ring: {format_ranks(job.absent)} (of another host, or removed at a clean end)"
+        damaged = "damaged, " if job.damaged else ""
+        yield f"no ring: {format_ranks(job.absent)} ({damaged}of another host, or removed at a clean end)"
     if job.other_jobs:
         yield f"other jobs in {job.folder}: {', '.join(job.other_jobs[-8:])}"
 

@@ -94,7 +94,8 @@ def _first_dead(evidence: Evidence) -> tuple[set[int], dict[int, int], Found | N
     """
     asked = {rank for rank, one in evidence.ranks.items() if one.header.signal and one.is_gone}
     if len(asked) == len(evidence.ranks):
-        text = f"{format_ranks(asked)} were ended from outside: the first {evidence.ranks[min(asked)].end}"
+        were, first = ("were", "the first") if len(asked) > 1 else ("was", "it")
+        text = f"{format_ranks(asked)} {were} ended from outside: {first} {evidence.ranks[min(asked)].end}"
         return set(), {}, Found("killed", tuple(sorted(asked)), text)
     lost = {rank for rank, one in evidence.ranks.items() if one.is_lost and not one.failures}
     failures = [at for at, _ in _noted(evidence)]

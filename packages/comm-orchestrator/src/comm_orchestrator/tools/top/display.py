@@ -37,7 +37,8 @@ def parts(job: JobRings, rows: Sequence[Row]) -> Parts:
     for row in rows:
         found.add_row(*_cells(row))
     lines = [f"damaged: {one}" for one in job.damaged]
-    lines += [f"no ring: {format_ranks(job.absent)} (of another host, or ended)"] if job.absent else []
+    damaged = "damaged, " if job.damaged else ""
+    lines += [f"no ring: {format_ranks(job.absent)} ({damaged}of another host, or ended)"] if job.absent else []
     return [f"job {printable(job.name)} of {job.world_size} rank{'s' if job.world_size != 1 else ''}", found, *lines]
 
 
