@@ -54,7 +54,9 @@ def bench(
     ] = None,
     op: Annotated[
         str | None,
-        typer.Option("-o", "--op", help="sum (default), prod, min, max, avg, a list, or all.", rich_help_panel=_WHAT),
+        typer.Option(
+            "-o", "--op", help="sum (default), product (or prod), min, max, avg, a list, or all.", rich_help_panel=_WHAT
+        ),
     ] = None,
     datatype: Annotated[
         str,
