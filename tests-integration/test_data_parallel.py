@@ -410,6 +410,45 @@ def test_training_goes_on_after_a_failed_backward(pools: Pools) -> None:
     pools(2).run(goes_on_after_a_failed_backward)
 
 
+def zeroes_gradients_after_a_failed_backward() -> None:
+    """Have rank 1 start reductions when rank 0 has zeroed its gradients, which stay in place."""
+    rank = dist.get_rank()
+    model = made(mlp)
+    is_zeroed = dist.new_group([0, 1])
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError
+
+    def wait(gradient: torch.Tensor) -> None:
+        if rank:
+            dist.barrier(is_zeroed)
+
+    with hooks.register_data_parallel_hooks(model, Options(**SMALL)):
+        model(torch.ones(1, 4)).sum().backward()
+        expected = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        model.zero_grad(set_to_none=False)
+        output = model[2:](Fails.apply(model[:2](torch.ones(1, 4)))) * 100
+        output.register_hook(wait)
+        with pytest.raises(ZeroDivisionError):
+            output.sum().backward()
+        model.zero_grad(set_to_none=False)
+        if not rank:
+            dist.barrier(is_zeroed)
+        model(torch.ones(1, 4)).sum().backward()
+        for one, gradient in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(one.grad, gradient)
+
+
+def test_gradients_that_stay_are_zeroed_after_a_failed_backward(pools: Pools) -> None:
+    pools(2).run(zeroes_gradients_after_a_failed_backward)
+
+
 def leaves_parameters_out() -> None:
     rank, W = dist.get_rank(), dist.get_world_size()
     for by_name in (True, False):

@@ -62,12 +62,18 @@ class BackwardEnd:
         group: where gradients are reduced.
         start: starts reductions that are complete; called when the turn of this handle has come.
         is_first: come before all handles without it, which wait for the end: this one starts at places of its own.
+        on_failure: called when a backward has failed before its end; reductions that it started may go on.
     """
 
     def __init__(
-        self, finish: Callable[[], Iterator[None]], group: Group, start: Callable[[], None], is_first: bool = False
+        self,
+        finish: Callable[[], Iterator[None]],
+        group: Group,
+        start: Callable[[], None],
+        is_first: bool = False,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
-        self._finish, self._start = finish, start
+        self._finish, self._start, self._on_failure = finish, start, on_failure
         self._ranks = get_process_group_ranks(group)
         self.place = (not is_first, -next(_numbers))
         self._callback: weakref.ref[_Callback] | None = None
@@ -119,13 +125,17 @@ class BackwardEnd:
             engine.queue_callback(callback)
             _callbacks[number] = callback
         callback.ends.append(self)
-        self._callback = weakref.ref(callback)
+        self._callback = weakref.ref(callback, self._missed)
         self._has_started_all = False
 
     def ending(self) -> Iterator[None]:
         """Run ``finish``."""
         self._callback = None
         yield from self._finish()
+
+    def _missed(self, _: object) -> None:
+        if self._on_failure is not None:
+            self._on_failure()
 
     def release(self) -> None:
         """Let no other handle wait for this one any more."""

@@ -107,11 +107,15 @@ class GradientBucket:
         additions = any(self.parameters[place] is latest for place in kept)
         return self.names[kept[0]] if self.flat._version - self._version <= additions else None
 
-    def release(self) -> None:
-        """Leave gradients that are not in the bucket, and give its memory back."""
+    def leave(self) -> None:
+        """Give gradients that are in the bucket memory of their own."""
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is view:
                 parameter.grad = view.clone()
+
+    def release(self) -> None:
+        """Leave gradients that are not in the bucket, and give its memory back."""
+        self.leave()
         self.views.clear()
         self._gaps.clear()
         self.flat = self.flags = factories.empty(0)

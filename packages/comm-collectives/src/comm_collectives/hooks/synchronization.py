@@ -71,7 +71,7 @@ class Synchronization:
         self._sparse = [place for place, is_sparse in enumerate(sparse) if is_sparse]
         self._reduction, self._group, self._sizes_bytes = reduction, group, sizes_bytes
         self._overlap, self._at_end = overlap, at_end
-        self._end = BackwardEnd(self._finish, group, self._start_complete)
+        self._end = BackwardEnd(self._finish, group, self._start_complete, on_failure=self._leave_started)
         # Gradients that each bucket waits for; the last entry is for gradients that start none.
         self._counts = [_NEVER]
         self._bucket_of = [0] * len(parameters)
@@ -154,6 +154,14 @@ class Synchronization:
         work, self._flags_work = self._flags_work, None
         if work is not None:
             work.wait()
+
+    def _leave_started(self) -> None:
+        """Give gradients memory of their own where reductions of a failed backward may go on to write to buckets.
+
+        The next backward waits for these, and begins after ``zero_grad(set_to_none=False)``.
+        """
+        for bucket in self.buckets[: self._started]:
+            bucket.leave()
 
     def _start_complete(self) -> None:
         if not self.buckets or not self._end.may_start:
