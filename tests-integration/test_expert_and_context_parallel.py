@@ -72,6 +72,30 @@ def test_experts_compute_what_one_rank_does(pools: Pools, world_size: int, k: in
     pools(world_size).run(experts, k)
 
 
+def leaves_experts_out() -> None:
+    """Send all tokens to the first rank's expert; the others run none, so that their outputs need no gradients."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for trains_tokens, trains_factors in ((True, True), (True, False), (False, True)):
+        tokens = torch.arange(8.0).view(2, 4).requires_grad_(trains_tokens)
+        factors = torch.full((2, 1), rank + 1.0, requires_grad=trains_factors)
+        expert = torch.full((4,), 2.0, requires_grad=True)
+        batch = hooks.dispatch_to_experts(tokens, torch.zeros(2, 1, dtype=torch.int64), W)
+        outputs = torch.zeros_like(batch.tokens)
+        if len(batch.tokens):
+            outputs = batch.tokens * expert
+        batch.combine(outputs, factors).sum().backward()
+        assert tokens.grad is None or torch.equal(tokens.grad, torch.full((2, 4), 2.0 * (rank + 1)))
+        assert factors.grad is None or factors.grad.flatten().tolist() == [12, 44]
+        assert rank or torch.equal(expert.grad, torch.tensor([4.0, 6, 8, 10]) * sum(range(W + 1)))
+    with torch.no_grad():
+        assert not batch.combine(outputs.detach(), factors).requires_grad
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_rank_without_tokens_may_leave_its_experts_out(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(leaves_experts_out)
+
+
 def ring() -> None:
     rank, W = dist.get_rank(), dist.get_world_size()
     held = [torch.full((3,), float(rank)), torch.full((1, 2), rank)]

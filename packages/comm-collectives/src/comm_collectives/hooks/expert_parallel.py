@@ -55,6 +55,19 @@ class _AllToAll(torch.autograd.Function):
         return apply(_AllToAll, gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+class _Reaching(torch.autograd.Function):
+    """The first tensor; its backward goes on to the others, whose gradients from here are zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        ctx.others = [(one.shape, one.dtype, one.device) for one in others]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, *(factories.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.others)
+
+
 def top_k_routing(logits: torch.Tensor, k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each token and their weights.
 
@@ -105,7 +118,8 @@ class ExpertBatch:
         Called by all ranks of the group.
 
         Args:
-            outputs: (rows, ...), one for each row of ``tokens``, in their order; only read.
+            outputs: (rows, ...), one for each row of ``tokens``, in their order; only read. A rank without rows may
+                give any tensor of 0 rows, such as ``torch.zeros_like(tokens)``.
             weights: (tokens, k), of the experts that were given for dispatch.
 
         Raises:
@@ -120,6 +134,11 @@ class ExpertBatch:
             raise ArgumentError(
                 f"combine: weights: got shape {tuple(weights.shape)}; expected {tuple(self._shape)}, that of experts"
             )
+        needing = [one for one in (self.tokens, weights) if one.requires_grad]
+        if needing and not outputs.requires_grad:
+            # Where this rank got no tokens and left its experts out, the others wait for it in both exchanges of the
+            # backward all the same.
+            outputs = apply(_Reaching, outputs, *needing)
         by_source = torch.empty_like(outputs).index_copy(0, self._arrived, outputs)
         returned: torch.Tensor = expert_all_to_all(by_source, self._received, self._sent, self._group)
         by_token = torch.empty_like(returned).index_copy(0, self._order, returned)
