@@ -566,6 +566,26 @@ def graphs_that_saved_buffers() -> None:
                 output[0, 1].backward()
 
 
+def takes_expanded_buffers_over() -> None:
+    """Take over buffers of which all rows have one place in memory."""
+    registrations: list[Any] = [hooks.register_data_parallel_hooks, lambda one: hooks.register_sharded_hooks(one, 1)]
+    for register in registrations:
+        model: Any = nn.Linear(3, 3)
+        model.register_buffer("rows", torch.full((2, 1, 3), float(dist.get_rank())).expand(2, 4, 3))
+        handle = register(model)
+        assert torch.equal(model.rows, torch.zeros(2, 4, 3))
+        assert model.rows.stride(1) == 0
+        model.rows[:, :1] = dist.get_rank() + 5
+        model(torch.ones(1, 3)).sum().backward()
+        if register is hooks.register_data_parallel_hooks:
+            assert torch.equal(model.rows, torch.full((2, 4, 3), 5.0))
+        handle.remove()
+
+
+def test_buffers_may_be_expanded(pools: Pools) -> None:
+    pools(2).run(takes_expanded_buffers_over)
+
+
 def test_a_graph_whose_saved_buffer_was_taken_over_raises(pools: Pools) -> None:
     pools(2).run(graphs_that_saved_buffers)
 

@@ -22,8 +22,8 @@ def broadcast_tensors(
     """Overwrite ``tensors`` with those of the first rank of ``group``, in few messages.
 
     Args:
-        tensors: of the same shapes, dtypes and order on every rank; any strides. Autograd does not notice that they
-            are written, except for those in ``noticed``.
+        tensors: of the same shapes, dtypes and order on every rank; any strides, 0 included. Autograd does not notice
+            that they are written, except for those in ``noticed``.
         group: this rank is a member; None is the world group.
         noticed: ids of tensors that are written only where the first rank has other bits; a graph that saved one then
             raises in its backward.
@@ -51,10 +51,18 @@ def _broadcast(piece: list[torch.Tensor], group: Group, noticed: Collection[int]
         if id(one) in noticed:
             watched.append((one, part))
         else:
-            copyable(one.data).copy_(copyable(part.view(one.shape)))  # .data: the version counter stays as it is
+            _write(one.data, part)  # .data: the version counter stays as it is
     for (one, part), differs in zip(watched, _differing(watched), strict=True):
         if differs:
-            copyable(one.detach()).copy_(copyable(part.view(one.shape)))
+            _write(one.detach(), part)
+
+
+def _write(tensor: torch.Tensor, elements: torch.Tensor) -> None:
+    values = elements.view(tensor.shape)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:  # expanded: one place in memory for all of them
+            tensor, values = tensor.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    copyable(tensor).copy_(copyable(values))
 
 
 def _differing(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
