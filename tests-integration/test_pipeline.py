@@ -374,6 +374,22 @@ def test_tied_embeddings_may_have_sparse_gradients(pools: Pools) -> None:
     pools(2).run(tied_and_sparse)
 
 
+def tied_to_the_first_of_ranks() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for ranks, expected in (((0, -1), 0), ((-1, 0), W - 1)):
+        parameter = nn.Parameter(torch.full((2,), float(rank)))
+        tied = hooks.tie_parameter(parameter if rank in (0, W - 1) else None, ranks=ranks)
+        assert tied.parameter is None or tied.parameter.tolist() == [expected] * 2
+    mine = (0, -1) if rank else (-1, 0)
+    with pytest.raises(CollectiveMismatchError, match=r"tie_parameter: first of ranks: got \["):
+        hooks.tie_parameter(parameter, ranks=mine)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_tied_parameters_begin_with_the_copy_of_the_first_of_ranks(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(tied_to_the_first_of_ranks)
+
+
 def tied_after_failures() -> None:
     rank = dist.get_rank()
     parameter = nn.Parameter(torch.ones(2))

@@ -101,16 +101,19 @@ def tie_parameter(
     group = group_along(call, "group", group, "pipeline")
     W, rank = get_world_size(group), get_rank(group)
     holders: list[int] = []
+    source: list[int] = []
 
     def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         if any(not isinstance(one, int) or not -W <= one < W for one in ranks):
             raise ArgumentError(f"{call}: ranks: got {shown(ranks)}; expected ranks of the group, {-W} to {W - 1}")
-        holders.extend(sorted({one % W for one in ranks}))
+        given = [one % W for one in ranks]
+        source.extend(given[:1])
+        holders.extend(sorted(set(given)))
         if rank in holders and not isinstance(parameter, torch.Tensor):
             raise ArgumentTypeError(f"{call}: parameter: got {shown(parameter)}; expected a tensor on ranks {holders}")
         if rank in holders and len(holders) > 1:
             _check_unsharded(call, parameter)
-        return {}, {"ranks": holders}
+        return {}, {"ranks": holders, "first of ranks": source}
 
     check_on_all_ranks(call, prepare, group)
     if rank not in holders or parameter is None:
@@ -123,7 +126,7 @@ def tie_parameter(
         own = new_group([members[one] for one in holders], group_desc="tied parameters", sort_ranks=False)
     agree_on_model(call, {"parameter": parameter}, None, own)
     with torch.no_grad():
-        broadcast(parameter.detach(), members[holders[0]], own)
+        broadcast(parameter.detach(), members[source[0]], own)
     return TiedParameter(parameter, own, True)
 
 
