@@ -6,7 +6,7 @@ import copy
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -286,6 +286,33 @@ def sparse(stays: bool) -> None:
             assert one.grad.is_sparse == (stays and name != "c.weight" and name != "c.bias")
             torch.testing.assert_close(one.grad.to_dense(), expected.grad.to_dense())
     handle.remove()
+
+
+def tied_sparse() -> None:
+    """Use the rows of an embedding on all ranks, and all of it on the first rank, as its head."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model = made(lambda: nn.Embedding(5, 3, sparse=True))
+    plain = copy.deepcopy(model)
+
+    def loss_of(model: nn.Module, rank: int) -> torch.Tensor:
+        rows = model(torch.tensor([rank, 2]))
+        return (rows if rank else F.linear(rows, cast("torch.Tensor", model.weight))).square().sum()
+
+    with hooks.register_data_parallel_hooks(model):
+        optimizers = [torch.optim.Adam(one.parameters(), 0.1) for one in (model, plain)]
+        for _ in range(2):
+            for one in optimizers:
+                one.zero_grad()
+            loss_of(model, rank).backward()
+            sum(loss_of(plain, other) / W for other in range(W)).backward()
+            torch.testing.assert_close(model.weight.grad, plain.weight.grad)
+            for one in optimizers:
+                one.step()  # Adam refuses sparse gradients
+
+
+@WORLD_SIZES
+def test_gradients_of_a_tied_sparse_embedding_are_dense(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(tied_sparse)
 
 
 def large_sparse() -> None:

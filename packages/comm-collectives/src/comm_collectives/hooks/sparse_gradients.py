@@ -43,7 +43,8 @@ def reduce_rows(
         group: this rank is a member; None is the world group.
 
     Returns:
-        Coalesced sparse tensors, the same on every rank; None where no rank has a gradient.
+        Coalesced sparse tensors, or dense ones where a rank has such, the same on every rank; None where no rank has a
+        gradient.
     """
     if not parameters:
         return []
@@ -51,13 +52,15 @@ def reduce_rows(
     scaling = reduction.scaling(group)
     rows = [None if one is None else _rows(one) for one in gradients]
     device = parameters[0].device
-    own = factories.tensor([_NO_GRADIENT if one is None else one._nnz() for one in rows], device=device)
-    counts = own.new_empty(W * len(rows))
-    all_gather_into_tensor(counts, own, group)
-    by_rank: list[list[int]] = counts.view(W, -1).tolist()
+    numbers = [_NO_GRADIENT if one is None else one._nnz() for one in rows]
+    are_dense = [one is not None and not one.is_sparse for one in gradients]
+    own = factories.tensor([numbers, are_dense], dtype=torch.int64, device=device)
+    counts = own.new_empty(W, *own.shape)
+    all_gather_into_tensor(counts.view(-1), own.view(-1), group)
+    by_rank: list[list[list[int]]] = counts.tolist()
     reduced: list[torch.Tensor | None] = []
     for place, (one, parameter) in enumerate(zip(rows, parameters, strict=True)):
-        of_ranks = [of_rank[place] for of_rank in by_rank]
+        of_ranks = [of_rank[place] for of_rank, _ in by_rank]
         if max(of_ranks) == _NO_GRADIENT:
             reduced.append(None)
             continue
@@ -71,9 +74,9 @@ def reduce_rows(
             parameter.shape,
         ).coalesce()
         scaled = total.values() if scaling.after == 1 else total.values().mul_(scaling.after)
-        reduced.append(
-            torch.sparse_coo_tensor(total.indices(), scaled.to(values.dtype), parameter.shape, is_coalesced=True)
-        )
+        result = torch.sparse_coo_tensor(total.indices(), scaled.to(values.dtype), parameter.shape, is_coalesced=True)
+        # As autograd adds dense and sparse gradients of one parameter.
+        reduced.append(result.to_dense() if any(of_rank[place] for _, of_rank in by_rank) else result)
     return reduced
 
 
