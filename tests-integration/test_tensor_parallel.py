@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import io
 import math
 from collections.abc import Callable
 from typing import Any
@@ -282,8 +283,11 @@ def copies() -> None:
                 one.mul_(2)
         torch.testing.assert_close(copied(ids), doubled(ids), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(parallel(ids), single(ids), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ArgumentError, match=r"^pickle: .* the hooks of register_model_parallel_hooks\(\)"):
+        torch.save(parallel, io.BytesIO())
     (handle,) = handles_of(parallel)
     handle.remove()
+    torch.save(parallel, io.BytesIO())
     assert all(map(torch.equal, parallel.parameters(), single.parameters()))
     torch.testing.assert_close(copied(ids), doubled(ids), rtol=1e-12, atol=1e-12)
 

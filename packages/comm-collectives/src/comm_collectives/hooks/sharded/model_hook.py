@@ -15,10 +15,14 @@ class ModelHook:
 
     A copy of the module has the same hook, which leaves it alone. Saving the module raises an error that says what to
     save instead: it would hold one rank's part.
+
+    Args:
+        hook: what it calls.
+        call: the user's call that registered it, for messages.
     """
 
-    def __init__(self, hook: Callable[..., Any]) -> None:
-        self._hook = hook
+    def __init__(self, hook: Callable[..., Any], call: str = "register_sharded_hooks") -> None:
+        self._hook, self._call = hook, call
 
     def __call__(self, *args: Any) -> Any:
         return self._hook(*args)
@@ -28,6 +32,6 @@ class ModelHook:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise ArgumentError(
-            "pickle: got a model with the hooks of register_sharded_hooks(), which belong to this process; save "
+            f"pickle: got a model with the hooks of {self._call}(), which belong to this process; save "
             "handle.full_state_dict(), or remove() the hooks before"
         )

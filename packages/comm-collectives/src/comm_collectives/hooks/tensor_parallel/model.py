@@ -15,6 +15,7 @@ from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_un
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
 from comm_collectives.hooks.sharded.handle import Sharded
+from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
 from comm_collectives.hooks.tensor_parallel import layers
 from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan
@@ -59,7 +60,7 @@ class ModelParallel(Handle):
 
         # A graph ends at the check.
         hook = cast("Any", torch.compiler.disable)(check) if summed else check
-        self.on_removal(model.register_forward_pre_hook(hook).remove)
+        self.on_removal(model.register_forward_pre_hook(ModelHook(hook, _CALL)).remove)
         self.on_removal(self._restore)
         for shard in shards:
             replace_data(shard.parameter, shard.part_of(shard.parameter, group))
