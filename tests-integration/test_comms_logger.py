@@ -614,6 +614,48 @@ def run_stopped_world(folder: str) -> None:
     dist.reset_log()
 
 
+CHOSEN_OPERATIONS = """
+import sys
+import torch
+import comm_orchestrator as dist
+
+def recorded(expected):
+    dist.reset_log()
+    dist.all_reduce(torch.ones(4))
+    dist.broadcast(torch.ones(4), 0)
+    found = dist.get_logged_comm_ops()
+    assert found == expected, (found, expected)
+
+dist.configure(enabled=False, prof_all=False, prof_ops=["broadcast"])
+dist.init_distributed("gloo", verbose=False)
+dist.start_trace(sys.argv[1])
+recorded(["all_reduce", "broadcast"])
+dist.destroy_process_group()  # ends the trace
+
+dist.configure(enabled=False)
+dist.init_distributed("gloo", verbose=False)
+dist.start_trace(sys.argv[1])
+dist.configure(enabled=True)
+recorded(["all_reduce", "broadcast"])  # as the trace has all
+dist.stop_trace()
+recorded(["broadcast"])
+
+dist.configure(enabled=False)
+dist.start_trace(sys.argv[1])
+dist.configure(prof_all=True)
+dist.stop_trace()
+dist.configure(enabled=True)
+recorded(["all_reduce", "broadcast"])
+dist.destroy_process_group()
+"""
+
+
+def test_a_trace_leaves_the_choice_of_operations_as_it_was(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(CHOSEN_OPERATIONS)
+    run_ranks(str(script), 1, str(tmp_path / "trace"))
+
+
 def run_trace_elsewhere(folder: str) -> str:
     place = Path(folder, "file") if dist.get_rank() == 1 else Path(folder, "trace")
     if dist.get_rank() == 1:

@@ -53,8 +53,10 @@ class _Log:
     # Whether to record in the world to come; None where nobody said.
     to_come: bool | None = None
     on = False
-    # The logger was turned on by the trace, goes off with it, and then has this ``prof_all`` again.
-    on_for_trace: bool | None = None
+    # The logger was turned on by the trace, and goes off with it.
+    on_for_trace = False
+    # A trace that found the logger off records all operations; afterwards, ``prof_all`` is this again.
+    prof_all_after_trace: bool | None = None
 
 
 def _named(settings: comm_config.Settings) -> bool:
@@ -89,7 +91,13 @@ def end() -> None:
     """Close the trace at the end of the world."""
     trace_files.end_trace(_Log.comms)
     _Log.comms.forget_events()  # which are of ranks and groups that are no more
-    _Log.on, _Log.on_for_trace = False, None
+    _choose_as_before_trace()
+    _Log.on, _Log.on_for_trace = False, False
+
+
+def _choose_as_before_trace() -> None:
+    _Log.comms.choose(prof_all=_Log.prof_all_after_trace)
+    _Log.prof_all_after_trace = None
 
 
 # A program may end without ending its world.
@@ -130,11 +138,14 @@ def configure(
         section = orchestrator.load_config(config).comms_logger
         log.choose(section.verbose, section.prof_all, section.prof_ops, section.debug, section.ranges)
         enabled = section.enabled if enabled is None else enabled
+        prof_all = section.prof_all if prof_all is None else prof_all
     if isinstance(prof_ops, str):
         raise ArgumentTypeError(f"configure: prof_ops: got {prof_ops!r}; expected a list of operations, [{prof_ops!r}]")
     if not (prof_ops is None or isinstance(prof_ops, Iterable)):
         raise ArgumentTypeError(f"configure: prof_ops: got {shown(prof_ops)}; expected a list of operations, or None")
     log.choose(verbose, prof_all, prof_ops, debug, ranges)
+    if _Log.prof_all_after_trace is not None and prof_all is not None:
+        _Log.prof_all_after_trace = prof_all
     if not active.is_active():
         _Log.to_come = _Log.to_come or False if enabled is None else enabled
     elif enabled is not None:
@@ -144,7 +155,7 @@ def configure(
 def _turn(on: bool, with_others: bool = False) -> None:
     """``with_others``: the ranks have just begun to count together."""
     begins = on and not _Log.on and not with_others
-    _Log.on, _Log.on_for_trace = on, None
+    _Log.on, _Log.on_for_trace = on, False
     others = [one for one in comm_collectives.instrumented() if one is not _Log.recording]
     comm_collectives.instrument(*others, *([_Log.recording] if on else []))
     if begins:
@@ -217,7 +228,7 @@ def start_trace(folder: Path | str) -> Path:
     before = log.prof_all
     log.choose(prof_all=True)
     _turn(True, with_others=True)
-    _Log.on_for_trace = before
+    _Log.on_for_trace, _Log.prof_all_after_trace = True, before
     return path
 
 
@@ -233,8 +244,8 @@ def stop_trace() -> Path | None:
     try:
         return trace_files.stop_trace(_Log.comms)
     finally:
-        if _Log.on_for_trace is not None:
-            _Log.comms.choose(prof_all=_Log.on_for_trace)
+        _choose_as_before_trace()
+        if _Log.on_for_trace:
             _turn(False)
 
 
