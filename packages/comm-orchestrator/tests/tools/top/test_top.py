@@ -12,16 +12,20 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import comm_orchestrator as dist
 from comm_orchestrator.tools.commands import app
 from comm_orchestrator.tools.top.rows import size_bytes
-from comm_utils.flight_recorder import Call, RingGroup, rings_in
+from comm_utils.flight_recorder import Call, RingGroup, open_ring, rings_in
+from comm_utils.testing import run_ranks
 from comm_utils.testing.recording import call, writers
 
 STEP = [call("done", "broadcast", 8, root=0)]
@@ -252,16 +256,47 @@ def _read_until(descriptor: int, pattern: str | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype", "elements", "expected"),
+    ("operation", "dtype", "op", "elements", "expected"),
     [
-        ("all_reduce", "float32", 10, 40),
-        ("all_gather", "bool", 10, 40),
-        ("all_to_all_single", "float8_e4m3fn", 10, 40),
-        ("send", "complex128", 1, 16),
-        ("barrier", "", 0, 0),
-        ("of_a_plugin", "int8", 1, 0),
+        ("all_reduce", "float32", "sum", 10, 40),
+        ("all_gather", "bool", "", 10, 40),
+        ("all_to_all_single", "float8_e4m3fn", "", 10, 40),
+        ("all_to_all_single", "float32", "sum", 10, 160),
+        ("send", "complex128", "", 1, 16),
+        ("barrier", "", "", 0, 0),
+        ("of_a_plugin", "int8", "", 1, 0),
     ],
 )
-def test_sizes(operation: str, dtype: str, elements: int, expected: int) -> None:
-    made = Call(0, 1, 1, 0, False, RingGroup("g", (0, 1, 2, 3)), operation, "", dtype, "", -1, -1, 0, elements, 1, 0)
+def test_sizes(operation: str, dtype: str, op: str, elements: int, expected: int) -> None:
+    made = Call(0, 1, 1, 0, False, RingGroup("g", (0, 1, 2, 3)), operation, "", dtype, op, -1, -1, 0, elements, 1, 0)
     assert size_bytes(made) == expected
+
+
+def run_calls(folder: str) -> None:
+    dist.init_distributed("gloo", verbose=False, config={"flight_recorder": {"directory": folder}})
+    W = dist.get_world_size()
+    dist.configure(enabled=True)
+    (path,) = (one for one in rings_in(Path(folder)) if one.name.startswith(f"rank-{dist.get_rank()}."))
+    reader = open_ring(path)
+    part, whole = torch.ones(5), torch.ones(5 * W)
+    calls: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(part),
+        lambda: dist.all_gather_into_tensor(whole, part),
+        lambda: dist.reduce_scatter_tensor(part, whole),
+        lambda: dist.reduce_scatter(part, list(whole.view(W, -1).unbind())),
+        lambda: dist.gather(part, list(whole.view(W, -1).unbind()) if dist.get_rank() == 1 else None, 1),
+        lambda: dist.all_to_all_single(whole, whole.clone()),
+    ]
+    for one in calls:
+        dist.reset_log()
+        before = reader.count()
+        one()
+        reader.refresh()
+        (made,), (row,) = reader.calls(after=before), dist.log_rows()
+        assert (made.name, size_bytes(made)) == (row.name, row.size_bytes)
+    reader.close()
+    dist.destroy_process_group()
+
+
+def test_sizes_are_those_of_the_logger(tmp_path: Path) -> None:
+    run_ranks(run_calls, 3, str(tmp_path))

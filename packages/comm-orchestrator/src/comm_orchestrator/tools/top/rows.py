@@ -56,11 +56,12 @@ class Row:
 
 def size_bytes(call: Call) -> int:
     """Return the size of a call as nccl-tests defines it; 0 where the operation is unknown."""
-    if operations.find(call.operation) is None:
+    row = operations.find(call.operation)
+    if row is None:
         return 0
     if call.sent is not None:
         return max(sum(call.sent), sum(call.received or ())) * _bytes_of(call.dtype)
-    part = call.elements * _bytes_of(call.dtype) * (len(call.group.ranks) if call.is_uneven else 1)
+    part = call.elements * _bytes_of(call.dtype) * (len(call.group.ranks) if row.pattern.uneven else 1)
     return message_size_bytes(call.operation, part, len(call.group.ranks))
 
 
