@@ -193,6 +193,16 @@ def test_1_destroyed_by_torch_meanwhile(bare_pools: Pools) -> None:
     assert second == []
 
 
+def run_verbose_of_another_type() -> str:
+    return refused(dist_backend="gloo", verbose="yes")
+
+
+def test_verbose_of_another_type(bare_pools: Pools) -> None:
+    (found,) = bare_pools(1).run(run_verbose_of_another_type)
+    expected = "init_distributed: verbose: got 'yes'; expected True, False, or 2 for all details"
+    assert found == f"ArgumentTypeError: {expected}"
+
+
 # --- 2. adopting
 
 

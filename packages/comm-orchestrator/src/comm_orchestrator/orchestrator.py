@@ -30,6 +30,7 @@ from comm_utils import active, process_limits, standard_descriptors
 from comm_utils.backend import Setup, without_spaces
 from comm_utils.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BackendUnavailableError,
     CommError,
     ConfigurationError,
@@ -172,6 +173,10 @@ def finalize() -> None:
 
 def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
+    if not (options.verbose is None or isinstance(options.verbose, int)):
+        raise ArgumentTypeError(
+            f"init_distributed: verbose: got {shown(options.verbose)}; expected True, False, or 2 for all details"
+        )
     url, rank, world_size = without_arguments(options.init_method, options.rank, options.world_size)
     options = replace(options, init_method=url, rank=rank, world_size=world_size)
     standard_descriptors.occupy()
