@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as c10d
@@ -201,6 +202,19 @@ def test_verbose_of_another_type(bare_pools: Pools) -> None:
     (found,) = bare_pools(1).run(run_verbose_of_another_type)
     expected = "init_distributed: verbose: got 'yes'; expected True, False, or 2 for all details"
     assert found == f"ArgumentTypeError: {expected}"
+
+
+def run_integers_of_numpy() -> tuple[int, int]:
+    dist.init_distributed("gloo", verbose=False, rank=np.int64(0), world_size=np.int32(1))
+    try:
+        check_world(1)
+        return dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_may_be_integers_of_numpy(bare_pools: Pools) -> None:
+    assert bare_pools(1).run(run_integers_of_numpy) == [(0, 1)]
 
 
 # --- 2. adopting

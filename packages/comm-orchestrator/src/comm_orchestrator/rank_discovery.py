@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 import comm_config
@@ -41,7 +42,7 @@ def find(
         LaunchError: facts are missing or contradict each other.
     """
     for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise ArgumentTypeError(f"init_distributed: {name}: got {value!r:.60}; expected an integer")
     launchers = with_plugins()
     if rank < 0 and world_size < 0:
