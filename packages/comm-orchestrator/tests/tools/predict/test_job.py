@@ -84,6 +84,14 @@ def test_operations_of_one_group_go_one_after_another() -> None:
     assert wall_ms(job(lazy, lazy), 10) == 20
 
 
+def test_the_recorded_time_of_operations_that_overlap_counts_once() -> None:
+    started, last = operation(asynchronous=True), operation(size=8)
+    events = [event(started, number, number, 5 + number, number) for number in range(4)]
+    steps, exchanges = programs(job(events, [*events, event(last, 4, 10, 11)]))
+    assert [one.transfer_ns / MS for one in exchanges] == [5, 1, 1, 1, 1]
+    assert simulate(steps, {id(one): one.transfer_ns for one in exchanges}).wall_ns == 11 * MS
+
+
 def test_groups_go_beside_each_other() -> None:
     started = operation(asynchronous=True)
     other = Operation("all_reduce", "all_reduce", 8, WORLD, group="other", asynchronous=True)

@@ -30,7 +30,8 @@ class Row:
 
     Attributes:
         codec: what compressed them; empty for nothing.
-        recorded_s: what they took in the recorded job, without waiting for ranks that came later.
+        recorded_s: what they took in the recorded job, without waiting for ranks that came later, or for earlier
+            operations of the group.
         kept: the model has no fit: the recorded time stands in its place.
     """
 

@@ -19,7 +19,8 @@ class Exchange:
     Attributes:
         queue: exchanges of one queue go one after another: a group's, or one direction between two ranks.
         ranks: who recorded it.
-        transfer_ns: the least time that any rank spent in it, which waited for nobody.
+        transfer_ns: the least time that any rank spent in it, after the one before it in its queue: that rank waited
+            for nobody.
     """
 
     operation: Operation
@@ -68,8 +69,9 @@ def programs(traces: Sequence[RankTrace]) -> tuple[list[Program], list[Exchange]
 
 def _program(trace: RankTrace, origin: int, exchanges: dict[object, Exchange]) -> Program:
     moments: list[tuple[int, int, str, Exchange, int]] = []
+    over: dict[object, int] = {}  # until when this rank has seen each queue at work
     for number, event in enumerate(trace.events):
-        exchange = _exchange(trace.rank, number, event, exchanges)
+        exchange = _exchange(trace.rank, number, event, exchanges, over)
         if not event.operation.asynchronous:
             moments.append((event.begin_ns, event.end_ns, "call", exchange, 0))
             continue
@@ -87,8 +89,10 @@ def _program(trace: RankTrace, origin: int, exchanges: dict[object, Exchange]) -
     return Program(trace.rank, moments[0][0] - origin if moments else 0, steps)
 
 
-def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exchange]) -> Exchange:
-    operation, duration = event.operation, max(0, event.duration_ns)
+def _exchange(
+    rank: int, number: int, event: Event, exchanges: dict[object, Exchange], over: dict[object, int]
+) -> Exchange:
+    operation = event.operation
     key: object
     queue: object
     if operation.pattern.is_message:
@@ -100,6 +104,9 @@ def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exch
     else:
         sender, queue = -1, group_of(operation)
         key = (queue, event.sequence) if event.sequence >= 0 else (rank, number)
+    # What an asynchronous operation stood behind earlier ones is their time.
+    duration = max(0, event.end_ns - max(event.begin_ns, over.get(queue, event.begin_ns)))
+    over[queue] = max(event.end_ns, over.get(queue, event.end_ns))
     exchange = exchanges.get(key)
     if exchange is None:
         exchange = exchanges[key] = Exchange(operation, queue, sender=sender, transfer_ns=duration)
