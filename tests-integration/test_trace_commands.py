@@ -233,6 +233,40 @@ def test_replay_keeps_the_pauses_where_it_is_asked_to(trace: Run, late: Path, tm
     assert document["replayed_wall_s"] > 6 * 0.15
 
 
+THREADS = """
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import torch
+import comm_orchestrator as dist
+
+dist.init_distributed("gloo", verbose=False)
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+dist.start_trace(sys.argv[1])
+with ThreadPoolExecutor(2) as threads:
+    for step in range(5):
+        # The ranks begin with another group each, and go on with the other while the first waits.
+        order = groups if dist.get_rank() else groups[::-1]
+        calls = []
+        for group in order:
+            begins = threading.Event()
+            calls.append(threads.submit(lambda group, begins: (begins.set(), dist.barrier(group)), group, begins))
+            begins.wait()
+            if len(calls) == 1:
+                time.sleep(0.05)
+        for call in calls:
+            call.result()
+dist.stop_trace()
+dist.destroy_process_group()
+"""
+
+
+def test_calls_of_two_threads_are_replayed_one_after_another(trace: Run, tmp_path: Path) -> None:
+    folder = recorded(tmp_path, THREADS, 2)
+    done = trace("replay", folder, "--timeout", "5")
+    assert done.returncode == 0, done.stderr
+    assert "the replay has moved exactly the recorded bytes" in done.stdout
+
+
 def test_a_recording_that_was_cut_off_is_replayed_as_far_as_all_ranks_have_it(
     trace: Run, late: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from comm_orchestrator.tools.trace.comparison import Tally, compare, tally, toge
 from comm_orchestrator.tools.trace.matching import matched
 from comm_orchestrator.tools.trace.replay_calls import Calls
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, peak_bytes
+from comm_orchestrator.tools.trace.replay_order import one_after_another
 from comm_orchestrator.tools.trace.replay_plan import WORLD, plan, type_of, without_tags
 from comm_orchestrator.tools.trace.replay_player import steps
 from comm_utils.errors import ArgumentError
@@ -235,6 +236,29 @@ def test_steps_are_calls_and_first_waits_with_what_lay_between() -> None:
         (2, False, 0),
         (0, True, 5),
     ]
+
+
+def test_calls_of_threads_are_made_in_one_order_on_all_ranks() -> None:
+    def between(group: str, begin: int, end: int) -> Event:
+        one = call("all_reduce", 0, begin, group=group, ranks=(0, 1))
+        return replace(one, end_ns=end, returned_ns=end)
+
+    first = RankTrace(0, 2, events=[between("a", 0, 30), between("b", 10, 31), between("c", 40, 50)])
+    other = RankTrace(1, 2, events=[between("b", 5, 32), between("a", 20, 33), between("c", 45, 50)])
+    found = one_after_another([first, other])
+    for trace in found:
+        taken = [trace.events[step.event].operation.group for step in steps(trace.events, 0)]
+        assert taken == ["b", "a", "c"]
+    assert [[event.end_ns for event in trace.events] for trace in found] == [[31, 30, 50], [32, 33, 50]]
+
+
+def test_calls_of_one_thread_stay_as_they_are() -> None:
+    late = RankTrace(0, 3, events=[replace(call("all_reduce"), end_ns=100), call("barrier", 1, 100)])
+    traces = [
+        late,
+        *(RankTrace(rank, 3, events=[call("all_reduce", 0, 90), call("barrier", 1, 101)]) for rank in (1, 2)),
+    ]
+    assert one_after_another(traces) == traces
 
 
 def test_memory_is_of_what_is_in_use_at_once() -> None:

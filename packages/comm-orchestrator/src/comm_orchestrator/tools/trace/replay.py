@@ -21,6 +21,7 @@ from comm_orchestrator.tools.trace.comparison import Comparison, Tally, compare,
 from comm_orchestrator.tools.trace.files import read
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, check_here
+from comm_orchestrator.tools.trace.replay_order import one_after_another
 from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
 from comm_utils.atomic_write import replacing
@@ -53,7 +54,7 @@ def run(options: Options) -> int:
 def _local(options: Options, made: Plan) -> int:
     with tempfile.TemporaryDirectory(prefix="comm-replay-") as scratch:
         planned, recorded = Path(scratch) / "planned", Path(scratch) / "replayed"
-        for trace in made.traces:
+        for trace in one_after_another(made.traces):
             save(planned, trace)
         told = replace(
             options,
@@ -116,7 +117,7 @@ def _launched(options: Options, launch: LaunchInfo, known_size: int) -> int:
         facade.broadcast_object_list(name, src=0)
         folder = Path(name[0])
         scratch = "" if options.output else str(folder)
-        play(made.traces[rank], span_ns(made.traces)[0], options, folder, limit_s)
+        play(one_after_another(made.traces)[rank], span_ns(made.traces)[0], options, folder, limit_s)
         found = _together(made, folder, rank, options)
         facade.barrier()
         facade.destroy_process_group()
