@@ -87,6 +87,7 @@ def test_unknown_operations_are_named() -> None:
         (1023, "1023 B"),
         (1024, "1 KiB"),
         (1536, "1.5 KiB"),
+        (2**20 - 1, "1 MiB"),
         (2**20, "1 MiB"),
         (3 * 2**30, "3 GiB"),
         (2**40, "1 TiB"),

@@ -66,7 +66,8 @@ def bandwidth(operation: str, size_bytes: int, duration_s: float, world_size: in
 def format_size(size_bytes: float) -> str:
     """Return ``1536`` as ``"1.5 KiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.4g} {unit}"
+        shown = f"{size_bytes:.0f}" if unit == "B" else f"{size_bytes:.4g}"
+        if float(shown) < 1024:
+            return f"{shown} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.4g} TiB"

@@ -160,7 +160,7 @@ def missing(found: Summary) -> list[str]:
     lines = []
     if found.unmatched:
         lines.append(
-            f"{found.unmatched} calls lack the record of a rank that they need and are in no split of waiting and "
+            f"the record of a rank is missing for {found.unmatched} of the calls, which are in no split of waiting and "
             "transfer"
         )
     dropped = [row for row in found.ranks if row.dropped]
