@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -221,6 +222,39 @@ def test_a_link_local_address_with_its_interface() -> None:
     command = [*apart, sys.executable, "-c", _AT_A_LINK_LOCAL_ADDRESS]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * patience())
     assert ended.stdout.split() == ["value", "reached", "True"], ended.stderr
+
+
+_AT_TWO_ADDRESSES = """
+from datetime import timedelta
+from comm_orchestrator.rendezvous import client, server
+from comm_orchestrator.rendezvous.protocol import Deadline
+
+deadline, limit = Deadline(120), timedelta(seconds=10)
+listener = server.listen("192.0.2.1", 0, alone=True)
+port = listener.getsockname()[1]
+store = server.serve(listener, limit)
+client.wait_for_listener("node", port, deadline, "here")
+client.connect("node", port, deadline, limit).set("key", "value")
+in_time = deadline.elapsed_s() < client._SILENCE_S  # all of which the first address used to take
+print(store.get("key").decode(), in_time, client.resolve("node", port, 1)[0][4][0])
+"""
+
+
+def test_a_name_whose_first_address_does_not_answer(tmp_path: Path) -> None:
+    """As where a name has an IPv6 address, and IPv6 packets are dropped on the way."""
+    (tmp_path / "hosts").write_text("2001:db8::2 node\n192.0.2.1 node\n")
+    prepare = (
+        'mount --bind "$1" /etc/hosts && shift && ip link set lo up && ip link add inner type veth peer name outer && '
+        "ip link set outer up && ip link set inner up && ip address add 192.0.2.1/24 dev inner && "
+        "ip address add 2001:db8::1/64 dev inner nodad && "
+        'ip neigh replace 2001:db8::2 lladdr 02:00:00:00:00:99 nud permanent dev inner && exec "$@"'
+    )
+    apart = ["unshare", "--net", "--mount", "sh", "-c", prepare, "sh", str(tmp_path / "hosts")]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs namespaces of a network and of mounts, and a pair of interfaces")
+    command = [*apart, sys.executable, "-c", _AT_TWO_ADDRESSES]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * patience())
+    assert ended.stdout.split() == ["value", "True", "2001:db8::2"], ended.stdout + ended.stderr
 
 
 def test_an_address_that_leads_to_somebody_else() -> None:

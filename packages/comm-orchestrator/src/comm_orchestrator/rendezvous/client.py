@@ -33,6 +33,8 @@ __all__ = [
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
 _SILENCE_S = 20.0
+# A name may have several addresses, of which the first may lead nowhere.
+_ADDRESS_S = 3.0
 _OWN_S = 2.0
 # A store that has ended since it answered refuses torch's client, which tries again for so long or longer.
 _CONNECTING_S = 2.0
@@ -83,7 +85,7 @@ def wait_for_listener(
             resolved = True
             for family, kind, protocol, _, address in infos:
                 with socket.socket(family, kind, protocol) as sock:
-                    sock.settimeout(max(0.05, min(3.0, deadline.left_s())))
+                    sock.settimeout(max(0.05, min(_ADDRESS_S, deadline.left_s())))
                     try:
                         sock.connect(address)
                         return str(sock.getsockname()[0])
@@ -144,7 +146,7 @@ def _greet(host: str, port: int, limit_s: float) -> tuple[str, str]:
     """
     number, address = os.urandom(4), ""
     try:
-        with socket.create_connection((host, port), timeout=limit_s) as sock:
+        with _connected(host, port, limit_s) as sock:
             address = numeric(sock.getpeername())
             sock.sendall(_HELLO.pack(_VALIDATE, _MAGIC, _PING, int.from_bytes(number, sys.byteorder)))
             answer = b""
@@ -157,6 +159,23 @@ def _greet(host: str, port: int, limit_s: float) -> tuple[str, str]:
     if answer == number:
         return "", address
     return f"{_ANSWERS} {answer!r}" if answer else _HANGS_UP, address
+
+
+def _connected(host: str, port: int, limit_s: float) -> socket.socket:
+    """Return a connection to the first address of ``host`` at which somebody listens."""
+    end = Deadline(limit_s)
+    failure = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in resolve(host, port, limit_s):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.settimeout(max(0.05, min(_ADDRESS_S, end.left_s())))
+            sock.connect(address)
+            sock.settimeout(max(0.05, end.left_s()))
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise failure
 
 
 @functools.cache
