@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_gloo_takes_the_interface_between_the_hosts_and_nothing_listens_wider(
         assert found["t"] == [3.0, 3.0]
         assert (found["local"], found["interface"]) == ("0", "eth0")
         assert found["listens"] == [host.address]
+
+
+def test_hosts_that_have_link_local_addresses_alone(script: Path) -> None:
+    """gloo would take the loopback interface, which leads nowhere."""
+    if reason := hosts.missing():
+        pytest.skip(reason)
+    with hosts.two_hosts("hostA", "hostB") as both:
+        for number, host in enumerate(both, 1):
+            change = f"ip address flush dev eth0 && ip address add fe80::{number}/64 dev eth0 nodad"
+            subprocess.run(host.command(["sh", "-c", change]).arguments, check=True)
+        for found in start(both, script, {}, {}, {}, MASTER_ADDR="fe80::1%eth0"):
+            assert (found.get("t"), found.get("interface")) == ([6.0, 6.0], "eth0"), found
 
 
 def test_one_host_needs_no_network(two_hosts: tuple[Host, Host], script: Path) -> None:

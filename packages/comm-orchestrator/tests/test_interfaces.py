@@ -52,6 +52,18 @@ def test_the_interface_of_an_address() -> None:
     assert interfaces.interface_for(None, FOUND) is None
 
 
+def test_the_interface_of_a_link_local_address_that_several_have() -> None:
+    both = {"eth0": ["fe80::1"], "eth1": ["fe80::1"]}
+    assert interfaces.interface_for("fe80::1%eth1", both) == "eth1"
+    assert interfaces.interface_for("fe80::1", both) == "eth0"
+    assert interfaces.interface_for("fe80::2%eth1", both) is None
+
+
+def test_a_peer_at_a_link_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "fe80::1%eth1")
+    assert interfaces.variables({}, "fe80::2%eth1", FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "eth1"}
+
+
 def test_an_address_that_others_might_reach() -> None:
     unknown = {"lo": ["127.0.0.1"], "eth9": ["203.0.113.9"], "eth8": ["fe80::1"]}
     assert interfaces.outward_address(unknown) == "203.0.113.9"

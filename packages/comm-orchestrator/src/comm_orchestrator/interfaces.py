@@ -75,8 +75,15 @@ def local_address_to(host: str) -> str | None:
 def is_for_other_hosts(address: str | None) -> bool:
     """Return True where another host can use ``address``: it has a loopback address itself, and link-local ones too."""
     with contextlib.suppress(ValueError):
+        return not (ipaddress.ip_address(address or "").is_loopback or _is_link_local(address))
+    return False
+
+
+def _is_link_local(address: str | None) -> bool:
+    """Return True for a link-local address of IPv6, which leads to another host through its interface alone."""
+    with contextlib.suppress(ValueError):
         parsed = ipaddress.ip_address(address or "")
-        return not (parsed.is_loopback or (parsed.version == 6 and parsed.is_link_local))
+        return parsed.version == 6 and parsed.is_link_local
     return False
 
 
@@ -119,6 +126,9 @@ def interface_for(address: str | None, found: Addresses) -> str | None:
     """Return the interface that has ``address``; for a loopback address any that has one."""
     if address is None:
         return None
+    address, _, scope = address.partition("%")  # of a link-local address, which several interfaces may have
+    if scope in found and address in found[scope]:
+        return scope
     for name, own in found.items():
         if address in own:
             return name
@@ -148,7 +158,8 @@ def variables(
             the loopback interface where gloo is to use it.
     """
     own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else None
-    if peer is not None and not is_for_other_hosts(own):  # Debian resolves a host's own name to 127.0.1.1
+    leads_to_peer = is_for_other_hosts(own) or _is_link_local(own)
+    if peer is not None and not leads_to_peer:  # Debian resolves a host's own name to 127.0.1.1
         own = outward_address(found)
     chosen = interface_for(own, found)
     result: dict[str, str] = {}
