@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,11 +138,11 @@ def _each(three: Sequence[Host], program: Sequence[str]) -> list[Command]:
     ]
 
 
-def _names_the_pair(found: dict[str, object]) -> bool:
-    text = str(found["text"])
+def _names_the_pair(found: dict[str, object], address: str = "192.0.2.{}") -> bool:
+    text, b, c = str(found["text"]), address.format(2), address.format(3)
     return (
-        "cannot connect rank 2 on hostC with all members: it does not reach rank 1 on hostB (192.0.2.2: " in text
-        or "cannot connect rank 1 on hostB with all members: it does not reach rank 2 on hostC (192.0.2.3: " in text
+        f"cannot connect rank 2 on hostC with all members: it does not reach rank 1 on hostB ({b}: " in text
+        or f"cannot connect rank 1 on hostB with all members: it does not reach rank 2 on hostC ({c}: " in text
     )
 
 
@@ -158,6 +159,22 @@ def test_every_rank_names_the_two_at_the_start(three: Sequence[Host], backend: s
         assert not found["is_initialized"]
         assert found["took_s"] < (TIMEOUT_S + 6) * patience(), found
     assert "reported by" in said[0]["text"], "rank 0 reaches both"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_rank_names_the_two_where_there_is_ipv6_alone(three: Sequence[Host], backend: str) -> None:
+    change = "ip address flush dev eth0 && ip address add 2001:db8::{}/64 dev eth0 nodad"
+    for number, host in enumerate(three, 1):
+        subprocess.run(host.command(["sh", "-c", change.format(number)]).arguments, check=True)
+    lose = "ip neigh replace 2001:db8::2 lladdr 02:00:00:00:00:99 nud permanent dev eth0"
+    subprocess.run(three[2].command(lose.split()).arguments, check=True)
+    at_first = {"MASTER_ADDR": "2001:db8::1"}
+    commands = [
+        replace(one, environment={**one.environment, **at_first}) for one in _each(three, [START, backend, "4"])
+    ]
+    for found in reports(run(commands, 60)):
+        assert _names_the_pair(found, "[2001:db8::{}]"), found
+        assert "IPv4" not in found["text"], found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -50,3 +50,17 @@ def test_a_loopback_interface_without_an_ipv4_address_is_named(monkeypatch: pyte
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert "oneCCL could not make a group: " in ended.stderr
     assert "; the loopback interface lo has no IPv4 address: give it one (ip address add 127" in ended.stderr
+
+
+def test_an_interface_without_an_address_is_named_and_one_with_ipv6_alone_is_not() -> None:
+    prepare = (
+        "ip link add none type veth peer name six && ip link set six up && "
+        'ip address add 2001:db8::1/64 dev six nodad && exec "$@"'
+    )
+    apart = ["unshare", "--net", "sh", "-c", prepare, "sh"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a network namespace with interfaces of its own")
+    program = "from comm_backend_ccl.interface import missing_address as m; print([m('none'), m('six')])"
+    ended = subprocess.run([*apart, sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    said = "the interface none has no address: give it one, or name another interface in FI_TCP_IFACE"
+    assert ended.stdout.strip() == str([said, ""]), ended.stderr

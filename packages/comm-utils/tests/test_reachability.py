@@ -44,6 +44,19 @@ def test_who_listens_is_reached_and_who_has_closed_is_not(outward: Listener) -> 
     outward.close()
 
 
+def test_ipv6_addresses_are_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this host has no ::1: {error}")
+    monkeypatch.setattr("comm_utils.reachability.interface_address", lambda name: "::1")
+    listener = Listener("eth7")
+    assert listener.address.startswith("[::1]:")
+    assert unreachable({7: listener.address}, 5) == {}
+    listener.close()
+    assert unreachable({7: listener.address}, 5) == {7: "Connection refused, as a process that has ended does"}
+
+
 def test_who_does_not_answer_is_named_when_the_time_is_over() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -60,7 +73,10 @@ def test_who_does_not_answer_is_named_when_the_time_is_over() -> None:
             one.close()
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:99999999", "name:80"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "nonsense", "127.0.0.1:", "127.0.0.1:port", "127.0.0.1:99999999", "name:80", "[name]:80", "[::1%no]:80"],
+)
 def test_what_is_no_address_is_left_out(address: str) -> None:
     assert unreachable({"a": address}, 0.1) == {}
 

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 __all__ = ["interface_between", "missing_address"]
 
@@ -34,12 +35,24 @@ def interface_between(hosts: int) -> str:
 
 
 def missing_address(name: str) -> str:
-    """Return what to do about an interface without an IPv4 address, which oneCCL needs; "" where it has one."""
+    """Return what to do about an interface without an address that oneCCL can use; "" where it has one.
+
+    Those of IPv6 will do, except for the loopback interface.
+    """
     if not name or _address_of(name):
         return ""
     if name == "lo":
         return "the loopback interface lo has no IPv4 address: give it one (ip address add 127.0.0.1/8 dev lo)"
-    return f"the interface {name} has no IPv4 address: give it one, or name another interface in FI_TCP_IFACE"
+    if _has_ipv6(name):
+        return ""
+    return f"the interface {name} has no address: give it one, or name another interface in FI_TCP_IFACE"
+
+
+def _has_ipv6(name: str) -> bool:
+    with suppress(OSError):
+        lines = Path("/proc/net/if_inet6").read_text(errors="surrogateescape").splitlines()
+        return any(line.split(maxsplit=5)[-1].strip() == name for line in lines)
+    return False
 
 
 def _address_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import selectors
 import socket
@@ -10,6 +11,7 @@ import struct
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TypeVar
 
 __all__ = ["Listener", "interface_address", "unreachable"]
@@ -23,7 +25,24 @@ _K = TypeVar("_K")
 
 
 def interface_address(name: str) -> str:
-    """Return the IPv4 address of an interface; "" where it has none or this system cannot tell."""
+    """Return the IPv4 address of an interface, else an IPv6 one; "" where it has none or this system cannot tell.
+
+    Link-local addresses of IPv6 are left out, as another host reaches them by an interface of its own.
+    """
+    return _ipv4_address(name) or _ipv6_address(name)
+
+
+def _ipv6_address(name: str) -> str:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, _, _, _, _, own = line.split(maxsplit=5)
+            address = ipaddress.IPv6Address(bytes.fromhex(digits))
+            if own.strip() == name and not address.is_link_local:
+                return str(address)
+    return ""
+
+
+def _ipv4_address(name: str) -> str:
     try:
         import fcntl
     except ImportError:
@@ -38,10 +57,10 @@ class Listener:
     """A port at which nobody is served: who can connect to it reaches this host.
 
     Args:
-        interface: listens there alone; the loopback, or one without an IPv4 address, opens no port.
+        interface: listens there alone; the loopback, or one without an address for other hosts, opens no port.
 
     Attributes:
-        address: such as ``"10.0.0.1:4242"``; "" where there is no port.
+        address: such as ``"10.0.0.1:4242"`` or ``"[2001:db8::1]:4242"``; "" where there is no port.
     """
 
     def __init__(self, interface: str) -> None:
@@ -51,8 +70,9 @@ class Listener:
         if not host:
             return
         with suppress(OSError):  # without one, messages say less
-            self._socket = socket.create_server((host, 0))
-            self.address = f"{host}:{self._socket.getsockname()[1]}"
+            is_ipv6 = ":" in host
+            self._socket = socket.create_server((host, 0), family=socket.AF_INET6 if is_ipv6 else socket.AF_INET)
+            self.address = f"{f'[{host}]' if is_ipv6 else host}:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
         """Close the port."""
@@ -73,10 +93,11 @@ def unreachable(addresses: Mapping[_K, str], limit_s: float) -> dict[_K, str]:
         for key, address in addresses.items():
             host, _, port = address.rpartition(":")
             with suppress(OSError, ValueError, OverflowError):
-                socket.inet_aton(host)  # a name would have to be asked for
-                probe = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                parsed = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))  # no name to be asked for
+                family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
+                probe = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 probe.setblocking(False)
-                failure = probe.connect_ex((host, int(port)))
+                failure = probe.connect_ex((str(parsed), int(port)))
                 if failure == errno.EINPROGRESS:
                     selector.register(probe, selectors.EVENT_WRITE, key)
                     found[key] = _NO_ANSWER

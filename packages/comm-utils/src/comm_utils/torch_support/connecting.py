@@ -49,7 +49,7 @@ class Place:
     Attributes:
         machine: the same for processes that share a network, and for no others; "" where that is not known.
         host: its name, for messages.
-        address: where it listens while it is connected, such as ``"10.0.0.1:4242"``; "" where it does not.
+        address: where it listens while it is connected, as ``Listener.address`` of ``comm_utils.reachability``.
     """
 
     machine: str = ""
@@ -267,9 +267,10 @@ class Connecting:
             look()
             if time.monotonic() >= self._end + _GRACE_S:
                 missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+                host = self._places[self._rank].host
                 raise CommTimeoutError(
-                    f"{self._named(missing)} did not say within {self._limit_s:.3g} s that {self._library} had "
-                    f"connected them; rank {self._rank} on {self._places[self._rank].host} was connected"
+                    f"{self._who}: {self._named(missing)} did not say within {self._limit_s:.3g} s that "
+                    f"{self._library} had connected them; rank {self._rank} on {host} was connected"
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LOOK_S)
