@@ -279,6 +279,18 @@ def test_a_rank_that_comes_after_the_other_one_has_given_up_and_ended(bare_pools
     assert "rank 1 of 2: a rank of this job gave up or ended before this one came" in second.text, second.text
 
 
+def test_ranks_whose_agents_count_restarts_differently(bare_pools: Pools) -> None:
+    """As where one agent restarts its ranks since one failed, and the other since the first one did."""
+    agents = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    common = {"MASTER_PORT": str(agents.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    changes = [{**common, "TORCHELASTIC_RESTART_COUNT": count} for count in "01"]
+    first, second = bare_pools(2).run(attempt, per_rank(changes))
+    assert first.text.startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come"), first.text
+    assert "rank 1 has TORCHELASTIC_RESTART_COUNT=1, and rank 0 has 0; run torchrun with TORCH_DISABLE" in first.text
+    assert second.text.startswith("CommTimeoutError: init_distributed: rank 0 of 2 did not come"), second.text
+    assert "RESTART_COUNT" not in second.text  # it cannot know whether rank 0 was started again
+
+
 def attempt_at_a_place(source: str, changes: dict[str, str]) -> Ended:
     """Meet at this job's port, which ``source`` names instead of MASTER_PORT."""
     port, config = os.environ["MASTER_PORT"], {}

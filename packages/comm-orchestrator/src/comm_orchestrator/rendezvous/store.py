@@ -54,6 +54,8 @@ __all__ = ["open_store"]
 
 # How long the last store of this process, or of the one before it, may take to leave its port.
 _CLOSING_S = 3.0
+# In the store of torchrun's agent: how often each rank was restarted.
+_RESTARTS = "comm/restarts"
 # On a machine whose cores are all taken a single attempt may last longer than that.
 _CLOSING_ATTEMPTS = 20
 
@@ -208,7 +210,9 @@ def _agents(
     except (LaunchError, CommTimeoutError) as error:
         raise type(error)(f"init_distributed: rank {launch.rank} of {launch.world_size}: {error}") from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"/worker/attempt_{attempt}", connect(address.host, address.port, deadline, limit))
+    agents = connect(address.host, address.port, deadline, limit)
+    agents.set(f"{_RESTARTS}/{launch.rank}", attempt)
+    store = PrefixStore(f"/worker/attempt_{attempt}", agents)
 
     def of_number(number: int) -> bytes | None:
         if secret is not None or not _on_one_host(address, launch):
@@ -219,7 +223,28 @@ def _agents(
     point = _persistent(store, (str(address), attempt), own, description, of_number)
     if secret is None and point.seal.signs:
         _check_earlier_rank(point, launch)
-    return replace(point, hosted=keeps_secrets())  # late ranks read no record once this process has removed the file
+    return replace(
+        point,
+        hosted=keeps_secrets(),  # late ranks read no record once this process has removed the file
+        doubt=lambda: _restarted_more_often(agents, launch, attempt),
+    )
+
+
+def _restarted_more_often(agents: Store, launch: LaunchInfo, attempt: str) -> str:
+    """Return what to do where another rank meets the others under a later number of restarts; "" where none does.
+
+    An agent counts only the restarts after failures of its own ranks. A lower number may be left from earlier ranks.
+    """
+    for rank in range(launch.world_size):
+        key = f"{_RESTARTS}/{rank}"
+        found = agents.get(key).decode(errors="replace") if agents.check([key]) else ""
+        if found.isdecimal() and attempt.isdecimal() and int(found) > int(attempt):
+            return (
+                f"the agents of torchrun count restarts differently, so that these ranks do not meet: rank {rank} has "
+                f"TORCHELASTIC_RESTART_COUNT={int(found)}, and rank {launch.rank} has {attempt}; run torchrun with "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each attempt a store of its own"
+            )
+    return ""
 
 
 def _check_earlier_rank(point: RendezvousPoint, launch: LaunchInfo) -> None:
