@@ -306,15 +306,18 @@ for rank in range(2):
 """
 
 
-def test_all_ranks_learn_that_there_is_no_room_for_a_secret(tmp_path: Path) -> None:
-    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _FULL, "sh", str(tmp_path)]
-    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("needs a mount namespace and tmpfs")
+@pytest.mark.parametrize("lack", ["space", "size of files"])
+def test_all_ranks_learn_that_there_is_no_room_for_a_secret(tmp_path: Path, lack: str) -> None:
+    begin = ["sh", "-c", 'ulimit -f 0 && exec "$@"', "sh"]
+    if lack == "space":
+        begin = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _FULL, "sh", str(tmp_path)]
+        if not shutil.which("unshare") or subprocess.run([*begin, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("needs a mount namespace and tmpfs")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env = {name: text for name, text in os.environ.items() if name != SECRET_VARIABLE} | place
-    command = [*apart, sys.executable, "-c", _TWO_RANKS, str(tmp_path)]
+    command = [*begin, sys.executable, "-c", _TWO_RANKS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 * patience(), check=False, env=env)
     for rank, line in enumerate(sorted(done.stdout.splitlines(), key=lambda line: "rank 1" in line)):
         told = f"LaunchError: init_distributed: rank {rank} of 2: the ranks share a secret in a file, for which no room"

@@ -47,7 +47,7 @@ _MARK = "hmac-sha256:"
 _SEALED = re.compile(rf"{_MARK}([0-9a-f]{{64}}) ", re.ASCII)
 # The same folder for every rank of the host and the user, so none that a variable of one rank could change.
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A rank that waits for rank 0 looks for room so often, and gives up where there was none for so long.
 _LOOK_S, _LACKS_S = 1.0, 2.0
 _SECRET_BYTES = 32
@@ -243,7 +243,8 @@ def _full_folders() -> list[str]:
 def _lack_of_room(folders: Sequence[str]) -> str:
     return (
         f"the ranks share a secret in a file, for which no room is left in {' and '.join(folders)}; free some space or "
-        f"inodes there, or set {SECRET_VARIABLE} to the same random text on every rank"
+        "inodes there, or raise the limit of file sizes (ulimit -f) where a file is too large, or set "
+        f"{SECRET_VARIABLE} to the same random text on every rank"
     )
 
 
