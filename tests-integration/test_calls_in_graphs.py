@@ -294,6 +294,8 @@ def exported() -> None:
         assert torch.equal(program.module()(tensor), summed_in(tensor, None))
         with pytest.raises(Exception, match=r"eager_all_reduce|torch\.export only on the default group"):
             torch.export.export(Summing(group), (tensor,), strict=True)
+        with pytest.raises(dist.ArgumentError, match=r"^all_reduce: got called under torch\.export.*strict=True"):
+            torch.export.export(Summing(None), (tensor,), strict=False)
     dist.destroy_process_group(group)
 
 
