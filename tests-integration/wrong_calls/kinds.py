@@ -146,7 +146,8 @@ def _ops(name: str) -> Iterator[tuple[str, Row]]:
         yield f"op-{op}-{dtype}", Row(name, _reduction(name, op, dtype), VALUE, refusal)
     for dtype_name in NEVER_REDUCED:
         dtype = getattr(torch, dtype_name)
-        refusal = (f"{dtype} tensors can be moved but not reduced",)
+        remedy = "torch.bfloat16" if dtype_name.startswith("float8") else "view(torch.uint8)"
+        refusal = (f"{dtype} tensors can be moved but not reduced", remedy)
         yield f"op-sum-{dtype}", Row(name, _reduction(name, "sum", dtype), VALUE, refusal)
 
 

@@ -100,7 +100,12 @@ def refusal(op: ReduceOp, dtype: torch.dtype) -> str | None:
             return None
         return f"op {name!r} is not defined for {dtype}; complex tensors can be reduced with 'sum' and 'avg'"
     if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
-        return f"{dtype} tensors can be moved but not reduced; convert to torch.bfloat16 or torch.float32 first"
+        if str(dtype).startswith("torch.float8_"):
+            return f"{dtype} tensors can be moved but not reduced; convert to torch.bfloat16 or torch.float32 first"
+        return (
+            f"{dtype} tensors can be moved but not reduced, and torch converts them to no other dtype; reduce a tensor "
+            "of the numbers that view(torch.uint8) of it holds"
+        )
     if op not in FOLDED:
         return f"op {name!r} has no function of two tensors; add it to comm_utils.torch_support.folding"
     if op not in _ON_FLOATS and dtype in _FLOATS:
