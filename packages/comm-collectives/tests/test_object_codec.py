@@ -27,6 +27,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comm_collectives.object_codec import (
     ObjectDecodeError,
@@ -431,15 +432,38 @@ class Subclass(torch.Tensor):
     pass
 
 
+class Wrapper(torch.Tensor):
+    """A tensor whose elements are in another one; ``as_subclass()`` is of the same kind."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise NotImplementedError
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "meta"),
-        (torch.ones(2).as_subclass(Subclass), "subclass Subclass"),
+        (torch.ones(2).as_subclass(Subclass), r"subclass Subclass, .* send as_subclass\(torch\.Tensor\) of it"),
+        (Wrapper(torch.ones(2)), "got a Wrapper, whose elements lie in tensors within it; send these"),
+        (torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), r"got a nested tensor; send unbind\(\)"),
+        (torch.nn.UninitializedBuffer(), "got an UninitializedBuffer, which has no shape yet"),
+        (fake(), "got a FakeTensor, which has no elements; send a real tensor"),
         (torch.ones([1] * 65), "65 dimensions"),
     ],
-    ids=["sparse", "meta", "subclass", "dimensions"],
+    ids=["sparse", "meta", "subclass", "wrapper", "nested", "lazy", "fake", "dimensions"],
 )
 def test_tensors_that_are_refused(tensor: torch.Tensor, reason: str) -> None:
     with pytest.raises(ArgumentTypeError, match=rf"^encode_object: obj\['t'\]: .*{reason}"):
@@ -507,7 +531,7 @@ def test_numpy_text_keeps_its_last_nulls() -> None:
         (numpy.array([1, None]), "Python objects"),
         (numpy.zeros(2, [("a", "i4"), ("b", "f8")]), "dtype"),
         (numpy.zeros(2, "V0"), "no bytes"),
-        (numpy.ma.array([1, 2], mask=[0, 1]), "subclass MaskedArray"),
+        (numpy.ma.array([1, 2], mask=[0, 1]), r"subclass MaskedArray; send its data and its mask, or filled\(\)"),
     ],
     ids=["objects", "records", "empty", "masked"],
 )

@@ -31,7 +31,10 @@ def find_writer(value: object) -> Write | None:
     if type(value) is numpy.ndarray:
         return _write_array
     if isinstance(value, numpy.ndarray):
-        raise Refused(f"got an array of the subclass {type(value).__name__}; send numpy.asarray() of it")
+        kind = type(value).__name__
+        is_masked = isinstance(value, numpy.ma.MaskedArray)  # asarray() would drop the mask
+        remedy = "its data and its mask, or filled() of it" if is_masked else "numpy.asarray() of it"
+        raise Refused(f"got an array of the subclass {kind}; send {remedy}")
     if isinstance(value, numpy.generic):
         return _write_text if type(value) in (numpy.str_, numpy.bytes_) else _write_scalar
     return _write_dtype if isinstance(value, numpy.dtype) else None

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from comm_collectives.memory import contiguous_elements
@@ -28,6 +29,7 @@ __all__ = ["READERS", "WRITERS", "refuse_subclass"]
 _HEAD = Struct("=BBBB")  # flags, device, number of dimensions, length of the dtype's name
 _REQUIRES_GRAD, _PARAMETER = 1, 2
 _MAX_DIMENSIONS = 64
+_NESTED = "got a nested tensor; send unbind() of it"
 # Positions are part of the format.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia")
 # Elements of less than a byte and quantized ones are not contiguous_elements without facts that are kept elsewhere.
@@ -38,7 +40,7 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     if is_lazy(tensor):
         raise Refused(f"got an {type(tensor).__name__}, which has no shape yet")
     if tensor.is_nested:
-        raise Refused("got a nested tensor; send unbind() of it")
+        raise Refused(_NESTED)
     if tensor.layout is not torch.strided:
         raise Refused(f"got a sparse tensor ({tensor.layout}); send to_dense() of it")
     if tensor.dtype in _OPAQUE:
@@ -118,8 +120,29 @@ def _has_device(kind: str) -> bool:
 def refuse_subclass(tensor: torch.Tensor) -> Refused:
     """Return why a tensor of a subclass is not sent, and what to send."""
     kind = type(tensor).__name__
-    instead = "full_tensor() or to_local()" if kind == "DTensor" else "as_subclass(torch.Tensor)"
+    if is_lazy(tensor):
+        return Refused(f"got an {kind}, which has no shape yet")
+    if tensor.is_nested:
+        return Refused(_NESTED)
+    if isinstance(tensor, FakeTensor):
+        return Refused(f"got a {kind}, which has no elements; send a real tensor")
+    if kind == "DTensor":
+        instead = "full_tensor() or to_local()"
+    elif kind == "AsyncCollectiveTensor":
+        instead = "wait()"
+    elif _is_wrapper(tensor):
+        return Refused(f"got a {kind}, whose elements lie in tensors within it; send these")
+    else:
+        instead = "as_subclass(torch.Tensor)"
     return Refused(f"got a tensor of the subclass {kind}, whose further state cannot be sent; send {instead} of it")
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of a subclass has elements, and no memory that ``as_subclass()`` would show."""
+    try:
+        return tensor.device.type != "meta" and bool(tensor.numel()) and not tensor.data_ptr()
+    except (NotImplementedError, RuntimeError, TypeError):
+        return True
 
 
 WRITERS: Mapping[type, Write] = {torch.Tensor: _write_tensor, torch.nn.Parameter: _write_tensor}
