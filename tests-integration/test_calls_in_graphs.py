@@ -278,6 +278,18 @@ def test_a_graph_serves_one_world_after_another() -> None:
     assert run_ranks(worlds, 2, BACKEND, timeout_s=200, env=QUIET) == [(False, 1)] * 2
 
 
+def complex_sums() -> None:
+    torch._dynamo.reset()
+    tensor = own_tensor().to(torch.complex64) * 1j
+    assert torch.equal(torch.compile(summed_in)(tensor, None), summed_in(tensor, None))
+
+
+@pytest.mark.slow
+@INDUCTOR
+def test_inductor_compiles_around_calls_on_complex_tensors(pools: Pools) -> None:
+    pools(2).run(complex_sums, timeout_s=200)
+
+
 class Summing(torch.nn.Module):
     def __init__(self, group: Any) -> None:
         super().__init__()

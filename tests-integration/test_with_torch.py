@@ -381,6 +381,12 @@ def in_place(call: Callable[..., Any], *args: Any, dtype: torch.dtype | None = N
     return function
 
 
+def reduced_with_a_complex_one(tensor: torch.Tensor) -> torch.Tensor:
+    tensors = [tensor * 2, tensor.to(torch.complex64)]
+    dist.all_reduce_coalesced(tensors)
+    return tensors[0] + tensors[1]
+
+
 def into_another(call: Callable[..., Any], count: int, *args: Any, **kwargs: Any) -> Function:
     """The same for calls from one tensor to another of ``count`` elements."""
 
@@ -572,7 +578,6 @@ TRACES: dict[str, Function] = {
     "all_reduce avg": in_place(dist.all_reduce, "avg"),
     "all_reduce int16": in_place(dist.all_reduce, dtype=torch.int16),
     "all_reduce bool": in_place(dist.all_reduce, dtype=torch.bool),
-    "all_reduce complex": in_place(dist.all_reduce, dtype=torch.complex64),
     "all_reduce timeout": in_place(dist.all_reduce, timeout=30),
     "all_reduce compressed": in_place(dist.all_reduce, compression="bf16"),
     "inference_all_reduce avg": in_place(dist.inference_all_reduce, "avg"),
@@ -596,12 +601,15 @@ NEVER = "{} has no form that torch.compile could put into a graph"
 OBJECTS = "{} exchanges Python objects, which cannot be in a graph"
 NOT_SO = (
     "{} goes into a graph only without async_op, with a compression by name, on contiguous tensors of one dtype "
-    "and device that need no gradient, and not within coalescing(); on a GPU only where torch has the same"
+    "and device that need no gradient and are not complex, and not within coalescing(); on a GPU only where torch has "
+    "the same"
 )
 
 #: name -> function, and the call and the reason that the graph breaks with
 FALLS_BACK: dict[str, tuple[Function, str, str]] = {
     "all_reduce async": (in_place(dist.all_reduce, async_op=True), "all_reduce", NOT_SO),
+    "all_reduce complex": (in_place(dist.all_reduce, dtype=torch.complex64), "all_reduce", NOT_SO),
+    "all_reduce_coalesced of a complex one": (reduced_with_a_complex_one, "all_reduce_coalesced", NOT_SO),
     "all_reduce of gaps": (with_gaps, "all_reduce", NOT_SO),
     "all_reduce of an unknown op": (with_an_unknown_op, "all_reduce", NOT_SO),
     "broadcast from a wrong root": (from_a_wrong_root, "broadcast", NOT_SO),

@@ -32,8 +32,8 @@ NEVER = "{name} has no form that torch.compile could put into a graph"
 OBJECTS = "{name} exchanges Python objects, which cannot be in a graph"
 WHOLE = (
     "{name} goes into a graph only without async_op, with a compression by name, on contiguous tensors of one dtype "
-    "and device that need no gradient, and not within coalescing(); on a GPU only where torch has the same; by "
-    "torch.export only on the default group, as no other process has this one"
+    "and device that need no gradient and are not complex, and not within coalescing(); on a GPU only where torch has "
+    "the same; by torch.export only on the default group, as no other process has this one"
 )
 
 _added: dict[str, tuple[Callable[..., Any], str]] = {}

@@ -36,7 +36,7 @@ def call(name: str, given: dict[str, Any], log_name: str | None = None, prof: bo
     op = given.get("op", graph_breaks.NO_OP)
     if first is not None and (_ENUMERATORS_ARE_CONSTANTS or isinstance(op, (str, ReduceOp))):
         way, op, token, line = graph_breaks.plan(name, op, first.dtype, first.device.type, given["group"])
-        if way == "operator":
+        if way == "operator" and not _any_complex(name, arguments):
             arguments.update({"op": op, "group": token})
             values = [arguments[argument] for argument, _ in FORMS[name]]
             getattr(torch.ops.comm_collectives, name)(*values, log_name, prof, line, ORDER)
@@ -76,6 +76,17 @@ def _arguments(name: str, given: dict[str, Any]) -> tuple[torch.Tensor | None, d
             elif tensor.device != first.device or (tensor.dtype != first.dtype and kind != "ANY_TENSORS"):
                 return None, found
     return first, found
+
+
+def _any_complex(name: str, arguments: dict[str, Any]) -> bool:
+    """Return whether a tensor is complex. Inductor fails on an operator that writes something and has one of these."""
+    for argument, kind in FORMS[name]:
+        if kind == "TENSOR":
+            if arguments[argument].is_complex():
+                return True
+        elif kind not in _ACCEPTS and any(tensor.is_complex() for tensor in arguments[argument]):
+            return True
+    return False
 
 
 def _is_integer(value: Any) -> bool:
