@@ -304,6 +304,9 @@ def exported() -> None:
     with torch.no_grad():
         program = torch.export.export(Summing(None), (tensor,), strict=True)
         assert torch.equal(program.module()(tensor), summed_in(tensor, None))
+        imaginary = tensor.to(torch.complex64) * 1j
+        program = torch.export.export(Summing(None), (imaginary,), strict=True)
+        assert torch.equal(program.module()(imaginary), summed_in(imaginary, None))
         with pytest.raises(Exception, match=r"eager_all_reduce|torch\.export only on the default group"):
             torch.export.export(Summing(group), (tensor,), strict=True)
         with pytest.raises(dist.ArgumentError, match=r"^all_reduce: got called under torch\.export.*strict=True"):

@@ -476,6 +476,29 @@ def test_gradients_that_stay_are_zeroed_after_a_failed_backward(pools: Pools) ->
     pools(2).run(zeroes_gradients_after_a_failed_backward)
 
 
+def zeroes_gradients_after_a_failed_end() -> None:
+    """Fail at the end of a backward, where the other of two handles refuses a gradient, on which both ranks agree."""
+    first, second = made(mlp), Product()
+    with (
+        hooks.register_data_parallel_hooks(first, Options(**SMALL)),
+        hooks.register_data_parallel_hooks(second, Options(bucket_size_bytes=1, first_bucket_size_bytes=1)),
+    ):
+        first(torch.ones(1, 4)).sum().backward()
+        expected = [one.grad.clone() for one in first.parameters() if one.grad is not None]
+        first.zero_grad(set_to_none=False)
+        loss = first(torch.ones(1, 4)).sum() * 100 + second(torch.ones(4))
+        with pytest.raises(ArgumentError, match="differentiated again"):
+            loss.backward(create_graph=True)
+        first.zero_grad(set_to_none=False)
+        first(torch.ones(1, 4)).sum().backward()
+        for one, gradient in zip(first.parameters(), expected, strict=True):
+            torch.testing.assert_close(one.grad, gradient)
+
+
+def test_gradients_that_stay_are_zeroed_after_a_failed_end_of_a_backward(pools: Pools) -> None:
+    pools(2).run(zeroes_gradients_after_a_failed_end)
+
+
 def leaves_parameters_out() -> None:
     rank, W = dist.get_rank(), dist.get_world_size()
     for by_name in (True, False):
@@ -607,6 +630,10 @@ def takes_expanded_buffers_over() -> None:
         if register is hooks.register_data_parallel_hooks:
             assert torch.equal(model.rows, torch.full((2, 4, 3), 5.0))
         handle.remove()
+    model = nn.Linear(3, 3)
+    model.register_buffer("rows", torch.zeros(1, 3).expand(2, 3) if dist.get_rank() else torch.zeros(2, 3))
+    with pytest.raises(CollectiveMismatchError, match=r"'rows' of shape \(2, 3\) and float32, with strides \(0, 1\)"):
+        hooks.register_data_parallel_hooks(model)
 
 
 def test_buffers_may_be_expanded(pools: Pools) -> None:
@@ -636,13 +663,14 @@ def waits_for_what_a_failed_end_started() -> None:
     assert handle.buckets == [("plain",), ("squared",)]
     model.zero_grad()
     loss = model(torch.full((4,), rank + 1.0))
+    reduced = handle._synchronization.buckets[0].flat
     time.sleep(0.5 * rank)  # rank 0 starts to reduce long before the others do
     with pytest.raises(ArgumentError, match="'squared' is to be differentiated again"):
         loss.backward(create_graph=True)
     handle.remove()
     W = dist.get_world_size()
-    assert torch.equal(model.plain.grad, torch.full((4,), (W + 1) / 2))
-    model.zero_grad()
+    assert model.plain.grad is None, "of a backward that failed"
+    assert torch.equal(reduced[:4], torch.full((4,), (W + 1) / 2))
 
 
 def test_removal_waits_for_what_a_failed_end_started(pools: Pools) -> None:

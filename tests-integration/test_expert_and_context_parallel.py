@@ -75,12 +75,17 @@ def test_experts_compute_what_one_rank_does(pools: Pools, world_size: int, k: in
 def leaves_experts_out() -> None:
     """Send all tokens to the first rank's expert; the others run none, so that their outputs need no gradients."""
     rank, W = dist.get_rank(), dist.get_world_size()
-    for trains_tokens, trains_factors in ((True, True), (True, False), (False, True)):
+    for trains_tokens, trains_factors, trains_zeros in (
+        (True, True, False),
+        (True, False, False),
+        (False, True, False),
+        (True, True, True),
+    ):
         tokens = torch.arange(8.0).view(2, 4).requires_grad_(trains_tokens)
         factors = torch.full((2, 1), rank + 1.0, requires_grad=trains_factors)
         expert = torch.full((4,), 2.0, requires_grad=True)
         batch = hooks.dispatch_to_experts(tokens, torch.zeros(2, 1, dtype=torch.int64), W)
-        outputs = torch.zeros_like(batch.tokens)
+        outputs = torch.zeros_like(batch.tokens, requires_grad=trains_zeros)
         if len(batch.tokens):
             outputs = batch.tokens * expert
         batch.combine(outputs, factors).sum().backward()

@@ -205,7 +205,7 @@ def test_verbose_of_another_type(bare_pools: Pools) -> None:
 
 
 def run_integers_of_numpy() -> tuple[int, int]:
-    dist.init_distributed("gloo", verbose=False, rank=np.int64(0), world_size=np.int32(1))
+    dist.init_distributed("gloo", verbose=np.bool_(False), rank=np.int64(0), world_size=np.int32(1))
     try:
         check_world(1)
         return dist.get_rank(), dist.get_world_size()

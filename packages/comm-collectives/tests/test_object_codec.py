@@ -432,6 +432,12 @@ class Subclass(torch.Tensor):
     pass
 
 
+class Raising(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise KeyError(function)
+
+
 class Wrapper(torch.Tensor):
     """A tensor whose elements are in another one; ``as_subclass()`` is of the same kind."""
 
@@ -457,13 +463,14 @@ def fake() -> torch.Tensor:
         (torch.eye(2).to_sparse(), "sparse"),
         (torch.ones(2, device="meta"), "meta"),
         (torch.ones(2).as_subclass(Subclass), r"subclass Subclass, .* send as_subclass\(torch\.Tensor\) of it"),
+        (torch.ones(2).as_subclass(Raising), r"subclass Raising, .* send as_subclass\(torch\.Tensor\) of it"),
         (Wrapper(torch.ones(2)), "got a Wrapper, whose elements lie in tensors within it; send these"),
         (torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), r"got a nested tensor; send unbind\(\)"),
         (torch.nn.UninitializedBuffer(), "got an UninitializedBuffer, which has no shape yet"),
         (fake(), "got a FakeTensor, which has no elements; send a real tensor"),
         (torch.ones([1] * 65), "65 dimensions"),
     ],
-    ids=["sparse", "meta", "subclass", "wrapper", "nested", "lazy", "fake", "dimensions"],
+    ids=["sparse", "meta", "subclass", "raising", "wrapper", "nested", "lazy", "fake", "dimensions"],
 )
 def test_tensors_that_are_refused(tensor: torch.Tensor, reason: str) -> None:
     with pytest.raises(ArgumentTypeError, match=rf"^encode_object: obj\['t'\]: .*{reason}"):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import psutil
 import pytest
 from hypothesis import given
@@ -59,9 +63,28 @@ def test_the_interface_of_a_link_local_address_that_several_have() -> None:
     assert interfaces.interface_for("fe80::2%eth1", both) is None
 
 
-def test_a_peer_at_a_link_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "fe80::1%eth1")
-    assert interfaces.variables({}, "fe80::2%eth1", FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "eth1"}
+_TWO_LINKS = """
+set -e
+for one in 0 1; do
+    ip link add eth$one type veth peer name peer$one
+    ip link set eth$one up
+    ip link set peer$one up
+    ip address add fe80::1/64 dev eth$one nodad
+done
+exec "$@"
+"""
+_VARIABLES = """
+from comm_orchestrator import interfaces
+print(interfaces.variables({}, "fe80::2%eth1", interfaces.addresses(), ccl=False))
+"""
+
+
+def test_a_peer_at_a_link_local_address_of_the_second_of_two_links() -> None:
+    apart = ["unshare", "--net", "sh", "-c", _TWO_LINKS, "sh"]
+    if not shutil.which("ip") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a network namespace of its own")
+    found = subprocess.run([*apart, sys.executable, "-c", _VARIABLES], capture_output=True, text=True, timeout=60)
+    assert found.stdout == "{'GLOO_SOCKET_IFNAME': 'eth1'}\n", found.stderr
 
 
 def test_an_address_that_others_might_reach() -> None:

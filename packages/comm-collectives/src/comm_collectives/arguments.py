@@ -126,13 +126,14 @@ def _refuse_interception(call: str) -> None:
             f"{call}: got called under a transform such as torch.vmap or torch.func.grad, in which tensors have no "
             "memory of their own; call it outside of these functions"
         )
-    if getattr(torch.compiler, "_is_exporting_flag", False):  # since torch 2.7
-        raise ArgumentError(
-            f"{call}: got called under torch.export, which cannot record it in its non-strict form; pass strict=True, "
-            "which puts synchronous calls on the default group into the program, or export what comes before and after"
-        )
     for mode in _get_current_dispatch_mode_stack():
         if isinstance(mode, (FakeTensorMode, FunctionalTensorMode)):
+            if getattr(torch.compiler, "_is_exporting_flag", False):  # since torch 2.7
+                raise ArgumentError(
+                    f"{call}: got called under torch.export, which cannot record it in its non-strict form; pass "
+                    "strict=True, which puts synchronous calls on the default group into the program, or export what "
+                    "comes before and after"
+                )
             raise ArgumentError(
                 f"{call}: got called under {type(mode).__name__}, in which new tensors have no memory of their own; "
                 "leave the mode before the call"

@@ -36,7 +36,9 @@ def call(name: str, given: dict[str, Any], log_name: str | None = None, prof: bo
     op = given.get("op", graph_breaks.NO_OP)
     if first is not None and (_ENUMERATORS_ARE_CONSTANTS or isinstance(op, (str, ReduceOp))):
         way, op, token, line = graph_breaks.plan(name, op, first.dtype, first.device.type, given["group"])
-        if way == "operator" and not _any_complex(name, arguments):
+        # Inductor fails on these; an export compiles nothing.
+        is_taken = getattr(torch.compiler, "_is_exporting_flag", False) or not _any_complex(name, arguments)
+        if way == "operator" and is_taken:
             arguments.update({"op": op, "group": token})
             values = [arguments[argument] for argument, _ in FORMS[name]]
             getattr(torch.ops.comm_collectives, name)(*values, log_name, prof, line, ORDER)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
+from comm_orchestrator.rendezvous.dns import numeric
 from comm_utils.errors import LaunchError
 from comm_utils.host_identity import host_name
 
@@ -63,12 +64,15 @@ def _is_up(name: str) -> bool:
 
 
 def local_address_to(host: str) -> str | None:
-    """Return this machine's address on the way to ``host``; None where there is no way. Sends nothing."""
+    """Return this machine's address on the way to ``host``, as in ``fe80::1%eth0``; None where there is no way.
+
+    Sends nothing.
+    """
     with contextlib.suppress(OSError, UnicodeError):  # the latter where it is no host name
         for family, _, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
                 sock.connect(address)
-                return str(sock.getsockname()[0])
+                return numeric(sock.getsockname())
     return None
 
 

@@ -171,17 +171,26 @@ def finalize() -> None:
     restore_variables()
 
 
+def _shown_level(verbose: Any) -> int | None:
+    """Return the level from which on ``verbose`` shows the log on stderr; None where it does not."""
+    try:  # of Python or NumPy
+        if not verbose:
+            return None
+        return logging.DEBUG if verbose > 1 else logging.INFO
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentTypeError(
+            f"init_distributed: verbose: got {shown(verbose)}; expected True, False, or 2 for all details"
+        ) from None
+
+
 def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
-    if not (options.verbose is None or isinstance(options.verbose, int)):
-        raise ArgumentTypeError(
-            f"init_distributed: verbose: got {shown(options.verbose)}; expected True, False, or 2 for all details"
-        )
+    level = _shown_level(options.verbose)
     url, rank, world_size = without_arguments(options.init_method, options.rank, options.world_size)
     options = replace(options, init_method=url, rank=rank, world_size=world_size)
     standard_descriptors.occupy()
-    if options.verbose:
-        show_on_stderr(logging.DEBUG if options.verbose > 1 else logging.INFO)
+    if level is not None:
+        show_on_stderr(level)
     elif is_shown_on_stderr():  # by an earlier call
         show_on_stderr(logging.WARNING)
     if not active.is_active() and not c10d.is_initialized():

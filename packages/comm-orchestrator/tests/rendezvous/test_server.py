@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,7 @@ from datetime import timedelta
 from comm_orchestrator.rendezvous import client, server
 from comm_orchestrator.rendezvous.protocol import Deadline
 
+client._ADDRESS_S = 0.3
 deadline, limit = Deadline(120), timedelta(seconds=10)
 listener = server.listen("192.0.2.1", 0, alone=True)
 port = listener.getsockname()[1]
@@ -238,6 +240,32 @@ client.connect("node", port, deadline, limit).set("key", "value")
 in_time = deadline.elapsed_s() < client._SILENCE_S  # all of which the first address used to take
 print(store.get("key").decode(), in_time, client.resolve("node", port, 1)[0][4][0])
 """
+
+
+def test_the_only_address_of_a_name_has_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a store whose listen queue is full while many ranks start."""
+    monkeypatch.setattr(client, "_ADDRESS_S", 0.2)
+    with socket.socket() as listener, ExitStack() as queue:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        host, port = listener.getsockname()
+        for _ in range(3):
+            waits = queue.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex((host, port))
+
+        def accept() -> None:
+            time.sleep(0.5)
+            with suppress(OSError):  # the end of the test
+                while True:
+                    queue.enter_context(listener.accept()[0])
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        with client._connected(host, port, 20.0) as connection:
+            assert connection.getpeername() == (host, port)
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join(20)
 
 
 def test_a_name_whose_first_address_does_not_answer(tmp_path: Path) -> None:

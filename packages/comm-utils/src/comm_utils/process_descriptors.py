@@ -7,9 +7,9 @@ that it was opened for.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
+import signal
 import struct
 import threading
 from contextlib import suppress
@@ -76,9 +76,23 @@ class ProcessDescriptor:
             found = self._kept_status()
             if found is None:
                 found = process_state.wait_status(self.pid)
-            return self._kept_status() if found is None else found
+                if found is None or not self._is_in_proc():  # else of this process, and of no later one with its number
+                    found = self._kept_status()
+            return found
+
+    def _is_in_proc(self) -> bool:
+        """Return whether the parent has not waited for the process yet."""
+        try:
+            signal.pidfd_send_signal(self.number, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # of another user
+            return True
+        return True
 
     def _kept_status(self) -> int | None:
+        import fcntl
+
         with suppress(OSError):  # an older kernel
             info = bytearray(_INFO.pack(_EXIT, *[0] * 13))
             fcntl.ioctl(self.number, _GET_INFO, info)

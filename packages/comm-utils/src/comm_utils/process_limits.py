@@ -59,8 +59,8 @@ def check_descriptors(who: str, needed: int) -> None:
 def descriptors_to_start(rank: int, world_size: int, local_size: int, backend: str) -> int:
     """Return how many more files a rank opens to start a world, with some to spare for the program.
 
-    The watch maps the ring of each rank of this host, of which ccl holds the process; gloo connects all ranks, and
-    rank 0 serves the store to them.
+    The watch maps the ring of each rank of this host and holds its process; gloo connects all ranks, and rank 0 serves
+    the store to them.
 
     Args:
         local_size: the ranks of this host.
@@ -69,7 +69,7 @@ def descriptors_to_start(rank: int, world_size: int, local_size: int, backend: s
     libraries = {*re.split("[:,]", backend.lower() or "ccl")}
     further, further_here = max(0, world_size - 2), max(0, local_size - 2)
     connections = further * (("gloo" in libraries) + (rank == 0))
-    return DESCRIPTORS_TO_START + further_here * (1 + ("ccl" in libraries)) + connections
+    return DESCRIPTORS_TO_START + further_here * 2 + connections
 
 
 def free_descriptors() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 import resource
 import threading
 import time
@@ -105,10 +106,15 @@ def test_a_rank_takes_two_descriptors_and_the_program_keeps_the_last_ones(
         ranks.refresh(now=True)
     assert len(os.listdir("/proc/self/fd")) == opened + 2
     ranks.close()
+    with writers(tmp_path, {2: [call("open", "all_reduce")]}, world_size=3), descriptors(18):
+        ranks = LocalRanks(tmp_path / "job", None, 3)
+        ranks.refresh(now=True)
+        assert sorted(ranks.readers) == [1, 2], "rings come before processes"
+        ranks.close()
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
-_TELLS_ENDS = tuple(int(one) for one in platform.release().split("-")[0].split(".")[:2]) >= (6, 15)
+_TELLS_ENDS = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 15)
 
 
 @pytest.mark.skipif(not _TELLS_ENDS, reason="needs Linux 6.15")

@@ -131,7 +131,11 @@ class BackwardEnd:
     def ending(self) -> Iterator[None]:
         """Run ``finish``."""
         self._callback = None
-        yield from self._finish()
+        try:
+            yield from self._finish()
+        except BaseException:  # also where the end of another handle has failed
+            self._missed(None)
+            raise
 
     def _missed(self, _: object) -> None:
         if self._on_failure is not None:

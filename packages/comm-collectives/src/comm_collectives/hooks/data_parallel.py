@@ -49,7 +49,7 @@ class DataParallelOptions:
         first_bucket_size_bytes: the same for the first bucket, which is small so that communication begins early.
         overlap: reduce buckets while the backward runs; False starts all of them at its end.
         sparse_gradients: ranks exchange the rows of the gradients of embeddings with ``sparse=True``, which stay
-            sparse; False makes them dense.
+            sparse, or become dense where a rank uses the weight otherwise too; False makes them dense first.
         broadcast_parameters: begin with the parameters and buffers of the first rank.
         broadcast_buffers: after each backward that reduces gradients, take over the buffers of the first rank, such as
             the averages of batch normalization. Where that changes a buffer that another graph has saved, the backward

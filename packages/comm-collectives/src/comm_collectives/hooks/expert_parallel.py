@@ -118,8 +118,9 @@ class ExpertBatch:
         Called by all ranks of the group.
 
         Args:
-            outputs: (rows, ...), one for each row of ``tokens``, in their order; only read. A rank without rows may
-                give any tensor of 0 rows, such as ``torch.zeros_like(tokens)``.
+            outputs: (rows, ...), one for each row of ``tokens``, in their order; only read. A rank without rows gives
+                its experts' outputs for none, or 0 rows of the dtype and the further dimensions that outputs have on
+                the other ranks.
             weights: (tokens, k), of the experts that were given for dispatch.
 
         Raises:
@@ -135,7 +136,7 @@ class ExpertBatch:
                 f"combine: weights: got shape {tuple(weights.shape)}; expected {tuple(self._shape)}, that of experts"
             )
         needing = [one for one in (self.tokens, weights) if one.requires_grad]
-        if needing and not outputs.requires_grad:
+        if needing and not (outputs.requires_grad and len(outputs)):
             # Where this rank got no tokens and left its experts out, the others wait for it in both exchanges of the
             # backward all the same.
             outputs = apply(_Reaching, outputs, *needing)

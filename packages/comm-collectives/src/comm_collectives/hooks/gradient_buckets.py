@@ -113,6 +113,12 @@ class GradientBucket:
             if parameter.grad is view:
                 parameter.grad = view.clone()
 
+    def drop(self) -> None:
+        """Leave parameters whose gradients are in the bucket without one."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is view:
+                parameter.grad = None
+
     def release(self) -> None:
         """Leave gradients that are not in the bucket, and give its memory back."""
         self.leave()

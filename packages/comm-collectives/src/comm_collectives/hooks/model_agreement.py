@@ -96,7 +96,10 @@ def as_refusal(call: str, error: Exception) -> CommError:
 def _described(name: str, tensor: torch.Tensor) -> list[Any]:
     # Dense memory is reduced in its own order; that of one element tells nothing.
     ordered = tensor.layout is torch.strided and not tensor.is_contiguous() and is_dense(tensor)
-    order = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1] if ordered else []
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    order = [stride for stride, size in zip(strides, tensor.shape, strict=False) if size > 1]
+    if not ordered:  # an expanded one has the same elements more than once
+        order = [min(stride, 1) for stride in order] if 0 in order else []
     return [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), order]
 
 

@@ -156,12 +156,13 @@ class Synchronization:
             work.wait()
 
     def _leave_started(self) -> None:
-        """Give gradients memory of their own where reductions of a failed backward may go on to write to buckets.
+        """Drop the gradients of a failed backward that its reductions may go on to write to.
 
-        The next backward waits for these, and begins after ``zero_grad(set_to_none=False)``.
+        The next backward waits for these, and begins after ``zero_grad(set_to_none=False)``. A copy would hold what is
+        reduced in part, and need memory where its lack was the failure.
         """
         for bucket in self.buckets[: self._started]:
-            bucket.leave()
+            bucket.drop()
 
     def _start_complete(self) -> None:
         if not self.buckets or not self._end.may_start:

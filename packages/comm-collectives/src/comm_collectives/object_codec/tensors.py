@@ -119,6 +119,11 @@ def _has_device(kind: str) -> bool:
 
 def refuse_subclass(tensor: torch.Tensor) -> Refused:
     """Return why a tensor of a subclass is not sent, and what to send."""
+    with torch._C.DisableTorchFunctionSubclass():  # which may raise anything
+        return _refuse_subclass(tensor)
+
+
+def _refuse_subclass(tensor: torch.Tensor) -> Refused:
     kind = type(tensor).__name__
     if is_lazy(tensor):
         return Refused(f"got an {kind}, which has no shape yet")

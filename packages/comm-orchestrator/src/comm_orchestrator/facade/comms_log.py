@@ -134,17 +134,19 @@ def configure(
         if value is not None and not (isinstance(value, int) and value in (0, 1)):
             raise ArgumentTypeError(f"configure: {name}: got {shown(value)}; expected True or False, or None")
     log = _Log.comms
+    traces_all = _Log.prof_all_after_trace is not None
     if config is not None and orchestrator.names_comms_logger(config):
         section = orchestrator.load_config(config).comms_logger
-        log.choose(section.verbose, section.prof_all, section.prof_ops, section.debug, section.ranges)
+        at_once = None if traces_all else section.prof_all
+        log.choose(section.verbose, at_once, section.prof_ops, section.debug, section.ranges)
         enabled = section.enabled if enabled is None else enabled
         prof_all = section.prof_all if prof_all is None else prof_all
     if isinstance(prof_ops, str):
         raise ArgumentTypeError(f"configure: prof_ops: got {prof_ops!r}; expected a list of operations, [{prof_ops!r}]")
     if not (prof_ops is None or isinstance(prof_ops, Iterable)):
         raise ArgumentTypeError(f"configure: prof_ops: got {shown(prof_ops)}; expected a list of operations, or None")
-    log.choose(verbose, prof_all, prof_ops, debug, ranges)
-    if _Log.prof_all_after_trace is not None and prof_all is not None:
+    log.choose(verbose, None if traces_all else prof_all, prof_ops, debug, ranges)
+    if traces_all and prof_all is not None:
         _Log.prof_all_after_trace = prof_all
     if not active.is_active():
         _Log.to_come = _Log.to_come or False if enabled is None else enabled

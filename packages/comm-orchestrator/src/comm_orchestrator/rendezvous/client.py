@@ -165,10 +165,11 @@ def _connected(host: str, port: int, limit_s: float) -> socket.socket:
     """Return a connection to the first address of ``host`` at which somebody listens."""
     end = Deadline(limit_s)
     failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in resolve(host, port, limit_s):
+    found = resolve(host, port, limit_s)
+    for others, (family, kind, protocol, _, address) in zip(range(len(found) - 1, -1, -1), found, strict=True):
         sock = socket.socket(family, kind, protocol)
         try:
-            sock.settimeout(max(0.05, min(_ADDRESS_S, end.left_s())))
+            sock.settimeout(max(0.05, min(_ADDRESS_S, end.left_s()) if others else end.left_s()))
             sock.connect(address)
             sock.settimeout(max(0.05, end.left_s()))
             return sock

@@ -46,7 +46,7 @@ def _missing(error: ImportError) -> str:
     name = error.name or ""
     if name in ("typer", "rich"):
         return "commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'"
-    if name.partition(".")[0] == "torch":
+    if name.partition(".")[0] == "torch" and "torch" not in sys.modules:
         forced = "" if name == "torch" else "--force-reinstall "  # a part of it is there, such as without its libraries
         command = f"{sys.executable} -m pip install {forced}torch"
         return f"error: this command needs torch, which cannot be imported: {error}; install it with: {command}"

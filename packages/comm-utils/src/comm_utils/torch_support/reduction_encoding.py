@@ -103,8 +103,8 @@ def refusal(op: ReduceOp, dtype: torch.dtype) -> str | None:
         if str(dtype).startswith("torch.float8_"):
             return f"{dtype} tensors can be moved but not reduced; convert to torch.bfloat16 or torch.float32 first"
         return (
-            f"{dtype} tensors can be moved but not reduced, and torch converts them to no other dtype; reduce a tensor "
-            "of the numbers that view(torch.uint8) of it holds"
+            f"{dtype} tensors can be moved but not reduced, and torch converts them to no other dtype; unpack the "
+            "numbers, whose bytes view(torch.uint8) gives, into a tensor of torch.int32 or torch.float32"
         )
     if op not in FOLDED:
         return f"op {name!r} has no function of two tensors; add it to comm_utils.torch_support.folding"

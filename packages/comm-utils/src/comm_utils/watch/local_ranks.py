@@ -53,6 +53,7 @@ class LocalRanks:
         self.readers: Mapping[int, RingReader] = {}
         # Of the processes of these ranks, as far as there are any: they tell how a process has ended.
         self._descriptors: dict[int, ProcessDescriptor] = {}
+        self._unheld: list[RingHeader] = []
         # A handler of a signal may come here as well.
         self._lock = threading.RLock()
 
@@ -76,6 +77,7 @@ class LocalRanks:
                         break
                     self._open(path)
             self.listed_ns = begin_ns
+        self._hold_processes()
 
     def _needs_descriptors(self) -> bool:
         """Return whether the program needs the descriptors that are left, which is warned of once."""
@@ -115,17 +117,21 @@ class LocalRanks:
         is_of_this_world = header.identity == self._identity and header.monotonic_ns >= self._since_ns
         if is_of_this_world and (known is None or known.header.wall_ns < header.wall_ns):
             self.readers = {**self.readers, header.rank: reader}
-            self._hold(header)
+            self._unheld.append(header)
         else:
             reader.close()
 
+    def _hold_processes(self) -> None:
+        """Hold the processes of new rings, as long as there are descriptors to spare: rings come first."""
+        headers, self._unheld = self._unheld, []
+        for header in headers:
+            earlier = self._descriptors.pop(header.rank, None)
+            if earlier is not None:
+                earlier.release()
+            if not _is_short_of(free_descriptors()):
+                self._hold(header)
+
     def _hold(self, header: RingHeader) -> None:
-        """Hold the process of a ring, which takes a descriptor as well, where there are enough of them."""
-        earlier = self._descriptors.pop(header.rank, None)
-        if earlier is not None:
-            earlier.release()
-        if _is_short_of(free_descriptors()):
-            return
         with suppress(OSError, OverflowError):  # it has gone, none can be had, or the ring is damaged
             descriptor = ProcessDescriptor.hold(header.pid)
             if start_time(header.pid) == header.started:

@@ -113,7 +113,7 @@ def tie_parameter(
             raise ArgumentTypeError(f"{call}: parameter: got {shown(parameter)}; expected a tensor on ranks {holders}")
         if rank in holders and len(holders) > 1:
             _check_unsharded(call, parameter)
-        return {}, {"ranks": holders, "first of ranks": source}
+        return {}, {"ranks": holders, "ranks[0]": source[0] if source else None}
 
     check_on_all_ranks(call, prepare, group)
     if rank not in holders or parameter is None:

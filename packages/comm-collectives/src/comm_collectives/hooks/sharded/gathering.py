@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from comm_collectives.hooks.model_hook import ModelHook
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
-from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.parameter_access import watch_parameters
 from comm_collectives.hooks.sharded.saved_values import keep_saved_values
 from comm_collectives.hooks.sharded.tensors_in import outputs_of

@@ -26,6 +26,7 @@ from comm_collectives.hooks.handle import (
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.model_changes import ModelChanges, refuse_assignment
+from comm_collectives.hooks.model_hook import ModelHook
 from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.freed_parameter import as_gathered
@@ -33,7 +34,6 @@ from comm_collectives.hooks.sharded.gathering import Gathering
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
 from comm_collectives.hooks.sharded.gradients import Gradients
 from comm_collectives.hooks.sharded.memory_use import MemoryUse, storage_bytes
-from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.optimizer_groups import divide_into_groups
 from comm_collectives.hooks.sharded.optimizers import (
     check_optimizer,

@@ -13,9 +13,9 @@ from comm_collectives.groups import get_process_group_ranks, get_rank
 from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered, handles_of
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.model_hook import ModelHook
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
 from comm_collectives.hooks.sharded.handle import Sharded
-from comm_collectives.hooks.sharded.model_hook import ModelHook
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
 from comm_collectives.hooks.tensor_parallel import layers
 from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan

@@ -20,7 +20,7 @@ from comm_orchestrator.tools.trace import comparison
 from comm_orchestrator.tools.trace.comparison import Comparison, Tally, compare, tally, together_with
 from comm_orchestrator.tools.trace.files import read
 from comm_orchestrator.tools.trace.intervals import span_ns
-from comm_orchestrator.tools.trace.replay_options import Options, check_files, check_here
+from comm_orchestrator.tools.trace.replay_options import Options, check_files, check_here, check_recorded
 from comm_orchestrator.tools.trace.replay_order import one_after_another
 from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
@@ -98,6 +98,8 @@ def _launched(options: Options, launch: LaunchInfo, known_size: int) -> int:
     """One of the ranks that somebody else started."""
     try:
         made = plan(read(Path(options.folder)))
+        if options.backend is None:
+            check_recorded(made.backend)
         options = replace(options, backend=options.backend or made.backend)
         made = without_tags(made, options.backend)
         W = len(made.traces)

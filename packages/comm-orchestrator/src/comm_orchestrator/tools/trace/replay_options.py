@@ -16,7 +16,7 @@ from comm_utils.errors import ArgumentError, BackendUnavailableError
 from comm_utils.observability.traces import RankTrace
 from comm_utils.sizes import format_size
 
-__all__ = ["Options", "check_files", "check_here", "peak_bytes"]
+__all__ = ["Options", "check_files", "check_here", "check_recorded", "peak_bytes"]
 
 _LEAST_TIMEOUT_S = 60.0
 
@@ -104,7 +104,7 @@ def check_here(options: Options, plan: Plan, recorded: bool) -> None:
     if options.backend:
         names = {part.rpartition(":")[2].strip().lower() for part in options.backend.split(",")}
         if recorded:
-            _check_recorded(options.backend)
+            check_recorded(options.backend)
         else:
             _check_named(names)
         if "nccl" in names:
@@ -117,7 +117,12 @@ def check_here(options: Options, plan: Plan, recorded: bool) -> None:
         )
 
 
-def _check_recorded(backend: str) -> None:
+def check_recorded(backend: str) -> None:
+    """Refuse the library of the recording where it is missing here.
+
+    Raises:
+        BackendUnavailableError: it is missing.
+    """
     try:
         selector.choose(backend)
     except BackendUnavailableError as error:

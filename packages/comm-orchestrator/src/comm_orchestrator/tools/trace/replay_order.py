@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from comm_utils.observability.traces import Event, RankTrace, Wait
 from comm_utils.observability.traces.alignment import channel_of
@@ -28,7 +27,7 @@ def one_after_another(traces: Sequence[RankTrace]) -> list[RankTrace]:
         for event in trace.events:
             key = _key(trace.rank, event)
             ready[key] = max(event.begin_ns, ready.get(key, event.begin_ns))
-    return [_in_turn(trace, ready) if _has_overlaps(trace) else trace for trace in traces]
+    return [_in_turn(trace, ready) for trace in traces]
 
 
 def _key(rank: int, event: Event) -> object:
@@ -36,21 +35,40 @@ def _key(rank: int, event: Event) -> object:
     return (channel_of(rank, event.operation), event.sequence) if event.sequence >= 0 else (rank, id(event))
 
 
-def _has_overlaps(trace: RankTrace) -> bool:
-    """Return whether the rank was in two calls, or waits for calls, at a time."""
-    times = [(event.begin_ns, event.end_ns) for event in trace.events if not event.operation.asynchronous]
-    times += [(wait.begin_ns, wait.end_ns) for event in trace.events for wait in event.waits[:1]]
-    times.sort()
-    return any(after[0] < before[1] for before, after in pairwise(times))
+def _overlapping(trace: RankTrace) -> set[int]:
+    """Return the places of the events in whose calls, or waits for them, the rank was at a time."""
+    spans = [
+        (span.begin_ns, span.end_ns, place)
+        for place, event in enumerate(trace.events)
+        for span in (event.waits[:1] if event.operation.asynchronous else (event,))
+    ]
+    found: set[int] = set()
+    cluster: list[int] = []
+    until_ns = 0
+    for begin_ns, end_ns, place in sorted(spans):
+        if begin_ns >= until_ns:
+            cluster = []
+        cluster.append(place)
+        until_ns = max(until_ns, end_ns)
+        if len(cluster) > 1:
+            found.update(cluster)
+    return found
 
 
 def _in_turn(trace: RankTrace, ready: Mapping[object, int]) -> RankTrace:
+    overlapping = _overlapping(trace)
+    if not overlapping:
+        return trace
     events = []
-    for event in trace.events:
-        at = ready[_key(trace.rank, event)]
+    latest: dict[object, int] = {}  # by channel, whose calls keep their order
+    for place, event in enumerate(trace.events):
+        at = ready[_key(trace.rank, event)] if place in overlapping else event.begin_ns
+        channel = channel_of(trace.rank, event.operation)
+        least_ns = max(event.begin_ns, latest.get(channel, event.begin_ns))
         if event.operation.asynchronous:  # its call holds nobody up
             waits = [Wait(max(wait.begin_ns, min(at, wait.end_ns)), wait.end_ns) for wait in event.waits]
-            events.append(replace(event, waits=waits))
+            events.append(replace(event, begin_ns=least_ns, waits=waits))
         else:  # clocks may be wrong
-            events.append(replace(event, begin_ns=max(event.begin_ns, min(at, event.end_ns))))
+            events.append(replace(event, begin_ns=max(least_ns, min(at, event.end_ns))))
+        latest[channel] = events[-1].begin_ns
     return replace(trace, events=sorted(events, key=lambda event: event.begin_ns))
