@@ -75,11 +75,13 @@ def test_all_ranks_learn_whose_limit_it_is(rank_environment: dict[str, Any]) -> 
         assert "rank 1 can open 18 more files" in message
 
 
-def test_the_start_counts_rings_connections_and_clients_of_the_store(rank_environment: dict[str, Any]) -> None:
-    """Beside two ranks, which need 24 descriptors, rank 0 has two more rings, connections of gloo, and clients."""
+def test_the_start_counts_rings_processes_connections_and_clients_of_the_store(
+    rank_environment: dict[str, Any],
+) -> None:
+    """Beside two ranks, which need 24 files, rank 0 has two of each: rings, processes, connections, and clients."""
     for message in run_ranks(start, 4, "gloo", per_rank([29, None, None, None]), None, env=rank_environment):
         assert "rank 0 can open 29 more files" in message
-        assert "expected 30 at least" in message
+        assert "expected 32 at least" in message
 
 
 def start_at_a_url(address_space_mib: int | None) -> str:
