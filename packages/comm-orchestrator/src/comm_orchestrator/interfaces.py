@@ -9,10 +9,10 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import psutil
 
-from comm_orchestrator.rendezvous.dns import numeric
 from comm_utils.errors import LaunchError
 from comm_utils.host_identity import host_name
 
@@ -23,6 +23,7 @@ __all__ = [
     "is_for_other_hosts",
     "local_address_to",
     "matching",
+    "numeric",
     "variables",
 ]
 
@@ -61,6 +62,11 @@ def _is_up(name: str) -> bool:
         except OSError:  # it has been removed meanwhile
             return False
     return bool(_IFREQ.unpack(answer)[1] & _IFF_UP)
+
+
+def numeric(address: tuple[Any, ...]) -> str:
+    """Return the host of a socket's address, with the interface of a link-local one, as in ``fe80::1%eth0``."""
+    return socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
 
 def local_address_to(host: str) -> str | None:

@@ -14,7 +14,8 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from comm_orchestrator.rendezvous.dns import ask_briefly, numeric, resolve
+from comm_orchestrator.interfaces import numeric
+from comm_orchestrator.rendezvous.dns import ask_briefly, resolve
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError

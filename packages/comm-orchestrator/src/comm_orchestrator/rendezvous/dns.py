@@ -10,7 +10,7 @@ from typing import Any
 
 from comm_utils.threads import with_limit
 
-__all__ = ["ask_briefly", "numeric", "resolve"]
+__all__ = ["ask_briefly", "resolve"]
 
 # The thread's struct __res_state of glibc begins with the seconds for an answer and the number of attempts. Source:
 # resolv/bits/types/res_state.h
@@ -29,11 +29,6 @@ def ask_briefly() -> None:
         state.restype = ctypes.POINTER(_Limits)
         if initialize() == 0:
             state().contents[:] = 1, 1
-
-
-def numeric(address: tuple[Any, ...]) -> str:
-    """Return the host of a socket's address, with the interface of a link-local one, as in ``fe80::1%eth0``."""
-    return socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
 
 def resolve(host: str, port: int, limit_s: float) -> list[Any]:

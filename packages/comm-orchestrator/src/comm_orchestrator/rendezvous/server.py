@@ -15,7 +15,8 @@ import torch
 from torch.distributed import TCPStore
 from torch.torch_version import TorchVersion
 
-from comm_orchestrator.rendezvous.dns import numeric, resolve
+from comm_orchestrator.interfaces import numeric
+from comm_orchestrator.rendezvous.dns import resolve
 from comm_utils.errors import LaunchError
 from comm_utils.host_identity import host_name
 
