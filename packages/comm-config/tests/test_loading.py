@@ -276,9 +276,9 @@ def test_a_long_value_is_cut() -> None:
 def test_many_mistakes_are_named_in_part(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"comms_logger": {"prof_ops": list(range(3000))}}))
-    with pytest.raises(ConfigError, match="and 2980 more like these") as caught:
+    with pytest.raises(ConfigError, match=r"and 29[89]\d more like these") as caught:
         load_config(path, environ={})
-    assert len(str(caught.value)) < 6000
+    assert len(str(caught.value).replace(str(path), "")) < 4000
     path.write_text(json.dumps({"x" * 5000: 1}))
     with pytest.raises(ConfigError, match=r"x{120}\.\.\.: ") as caught:
         load_config(path, environ={})
