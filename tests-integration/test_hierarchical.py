@@ -522,7 +522,7 @@ def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank
             assert first.startswith("CommTimeoutError: ") or re.match(before, first), first
         else:
             assert first.startswith("CollectiveMismatchError: ") or re.match(before, first), first
-            assert f"rank 3 gave up in {making}" in first
+        assert rank == 3 or f"rank 3 gave up in {making}" in first
         assert second.startswith("BrokenGroupError: ")
 
 

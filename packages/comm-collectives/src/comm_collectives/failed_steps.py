@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 
 from comm_utils import operations
 from comm_utils.backend import Backend
-from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommError
+from comm_utils.errors import BackendUnavailableError, BrokenGroupError, CollectiveMismatchError, CommError
 from comm_utils.group_names import group_text, name_of
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.torch_support.failures import is_interruption
@@ -91,11 +91,13 @@ def _failed(
     for one in (group, *made):
         backend.mark_broken(one, reason)
     known = (*map(name_of, made), *names)
+    rank = backend.get_rank()
     trouble = next((found for one in known if (found := WATCH.trouble(one)) is not None), None)
     if trouble is None and failure is error and error_class(type(failure).__name__) is not None:
         trouble = Trouble(type(failure), text)
+        if isinstance(failure, BackendUnavailableError):  # whose text may name no rank
+            trouble = Trouble(type(failure), f"rank {rank} gave up in {call}: {text}", (rank,))
     elif trouble is None:  # to the others, this rank's calls are no longer those that theirs belong to
-        rank = backend.get_rank()
         trouble = Trouble(CollectiveMismatchError, f"rank {rank} gave up in {gave_up}", (rank,))
     WATCH.tell(_name(backend, group), failure, trouble)
     return failure
