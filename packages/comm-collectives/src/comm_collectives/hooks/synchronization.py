@@ -71,7 +71,7 @@ class Synchronization:
         self._sparse = [place for place, is_sparse in enumerate(sparse) if is_sparse]
         self._reduction, self._group, self._sizes_bytes = reduction, group, sizes_bytes
         self._overlap, self._at_end = overlap, at_end
-        self._end = BackwardEnd(self._finish, group, self._start_complete, on_failure=self._leave_started)
+        self._end = BackwardEnd(self._finish, group, self._start_complete, on_failure=self._drop_started)
         # Gradients that each bucket waits for; the last entry is for gradients that start none.
         self._counts = [_NEVER]
         self._bucket_of = [0] * len(parameters)
@@ -155,7 +155,7 @@ class Synchronization:
         if work is not None:
             work.wait()
 
-    def _leave_started(self) -> None:
+    def _drop_started(self) -> None:
         """Drop the gradients of a failed backward that its reductions may go on to write to.
 
         The next backward waits for these, and begins after ``zero_grad(set_to_none=False)``. A copy would hold what is
