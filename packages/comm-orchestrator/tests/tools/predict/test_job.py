@@ -99,6 +99,27 @@ def test_groups_go_beside_each_other() -> None:
     assert wall_ms(job(events, events), 10) == 11
 
 
+def test_threads_of_a_rank_go_beside_each_other() -> None:
+    """Two threads, each with a group of its own, compute 4 ms before each call; then one thread ends the job."""
+    one, other = operation(ranks=WORLD), Operation("all_reduce", "all_reduce", 8, WORLD, group="other")
+    first = [event(one, number, 5 * number + 4, 5 * number + 5) for number in range(3)]
+    second = [event(other, number, 5 * number + 4.5, 5 * number + 5.5) for number in range(3)]
+    events = [*sorted([*first, *second], key=lambda each: each.begin_ns), event(one, 3, 20, 21)]
+    traces = job(events, events)
+    assert wall_ms(traces, 1) == 17
+    assert wall_ms(traces, 11) == 17 + 4 * 10
+    assert wall_ms(traces, 0) == 17 - 4
+
+
+def test_threads_that_call_in_another_order_on_each_rank_do_not_wait_for_each_other() -> None:
+    one, other = operation(), Operation("all_reduce", "all_reduce", 8, WORLD, group="other")
+    first = [event(one, 0, 0, 3), event(other, 0, 2, 3)]
+    second = [event(other, 0, 0, 3), event(one, 0, 2, 3)]
+    steps, exchanges = programs(job(first, second))
+    run = simulate(steps, {id(each): 1 * MS for each in exchanges})
+    assert (run.wall_ns, run.lonely) == (3 * MS, 0)
+
+
 def test_messages_are_sent_whether_or_not_somebody_receives() -> None:
     """Both send before they receive, which would hang if a send waited for its receiver."""
     send, receive = operation("send", 8, root=1), operation("recv", 8, root=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from comm_utils.observability.traces import Event, Operation, RankTrace
 from comm_utils.observability.traces.alignment import group_of
@@ -37,21 +38,23 @@ class Step:
 
     Attributes:
         kind: ``call``, ``start`` (asynchronous) or ``wait``.
+        after: the place of the step of this rank that ended last before this one began, from whose end ``gap_ns``
+            counts: steps of several threads may follow the same one. -1 for the first rank's first step.
         own_ns: what it takes the rank itself beside the transfer: to start it, or to finish it after the wait.
     """
 
     kind: str
     exchange: Exchange
+    after: int
     gap_ns: int
     own_ns: int = 0
 
 
 @dataclass(frozen=True)
 class Program:
-    """The steps of one rank; ``begin_ns`` after the first rank's first step."""
+    """The steps of one rank, in the order in which they began."""
 
     rank: int
-    begin_ns: int
     steps: list[Step]
 
 
@@ -81,12 +84,14 @@ def _program(trace: RankTrace, origin: int, exchanges: dict[object, Exchange]) -
             moments.append((wait.begin_ns, wait.end_ns, "wait", exchange, after))
     moments.sort(key=lambda moment: moment[:2])
     steps = []
-    last = moments[0][0] if moments else origin
-    for begin, end, kind, exchange, own in moments:
-        # Calls of several threads overlap: what goes on at the same time is no computing.
-        steps.append(Step(kind, exchange, max(0, begin - last), max(0, own)))
-        last = max(last, end)
-    return Program(trace.rank, moments[0][0] - origin if moments else 0, steps)
+    going_on: list[tuple[int, int]] = []  # ends and places of steps, the first to end first
+    last_end, last = origin, -1
+    for place, (begin, end, kind, exchange, own) in enumerate(moments):
+        while going_on and going_on[0][0] <= begin:
+            last_end, last = heappop(going_on)
+        steps.append(Step(kind, exchange, last, begin - last_end, max(0, own)))
+        heappush(going_on, (max(begin, end), place))
+    return Program(trace.rank, steps)
 
 
 def _exchange(
@@ -134,85 +139,79 @@ class Run:
 class _State:
     called: dict[int, float] = field(default_factory=dict)
     end_ns: float | None = None
-    waiting: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, int, float]] = field(default_factory=list)  # rank, place of its step, since when
 
 
 class _Simulation:
     def __init__(self, programs: Sequence[Program], durations_ns: Mapping[int, float]) -> None:
-        self.programs = {program.rank: program for program in programs}
+        self.programs = {program.rank: program.steps for program in programs}
         self.durations_ns = durations_ns
         self.states: dict[int, _State] = defaultdict(_State)
-        self.exchanges: dict[int, Exchange] = {}
         self.free_ns: dict[object, float] = defaultdict(float)
-        self.clock_ns = {program.rank: float(program.begin_ns) for program in programs}
-        self.place = {program.rank: 0 for program in programs}
-        self.entered = {program.rank: -1 for program in programs}
-        self.runnable = deque(self.place)
+        self.following: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for program in programs:
+            for place, step in enumerate(program.steps):
+                self.following[program.rank, step.after].append(place)
+        self.runnable: deque[tuple[int, int, float]] = deque()  # rank, place, end of the step before it
         self.lonely = 0
         self.last_end_ns = 0.0
 
     def run(self) -> Run:
+        for rank in self.programs:
+            self._finish(rank, -1, 0.0)
         while True:
             while self.runnable:
-                self._go_on(self.runnable.popleft())
-            stuck = [number for number, state in self.states.items() if state.end_ns is None and state.waiting]
+                self._begin(*self.runnable.popleft())
+            stuck = [state for state in self.states.values() if state.end_ns is None and state.waiting]
             if not stuck:
-                break
+                return Run(self.last_end_ns, self.lonely)
             # Somebody's record of it is missing: the first that anybody waits for goes on with those who are there.
-            number = min(stuck, key=lambda number: max(self.states[number].called.values(), default=0.0))
+            state = min(stuck, key=lambda state: max(state.called.values(), default=0.0))
             self.lonely += 1
-            self._end(number, max(self.states[number].called.values(), default=0.0))
-        return Run(max([self.last_end_ns, *self.clock_ns.values()]), self.lonely)
+            rank, place, _ = state.waiting[0]
+            self._end(self.programs[rank][place].exchange, state, max(state.called.values(), default=0.0))
 
-    def _go_on(self, rank: int) -> None:
-        steps = self.programs[rank].steps
-        while self.place[rank] < len(steps):
-            if not self._step(rank, steps[self.place[rank]]):
-                return
-            self.place[rank] += 1
-
-    def _step(self, rank: int, step: Step) -> bool:
-        """Return whether the rank got through it."""
-        number = id(step.exchange)
-        state = self.states[number]
-        self.exchanges[number] = step.exchange
-        if self.entered[rank] != self.place[rank]:
-            self.entered[rank] = self.place[rank]
-            self.clock_ns[rank] += step.gap_ns
-            if step.kind != "wait":
-                self._call(rank, number, state)
+    def _begin(self, rank: int, place: int, after_ns: float) -> None:
+        step = self.programs[rank][place]
+        state = self.states[id(step.exchange)]
+        now_ns = after_ns + step.gap_ns
+        if step.kind != "wait":
+            self._call(rank, step.exchange, state, now_ns)
         if step.kind == "start":
-            self.clock_ns[rank] += step.own_ns
-            return True
-        end_ns = self._end_for(rank, state)
-        if end_ns is None:
-            state.waiting.append(rank)
-            return False
-        self.clock_ns[rank] = max(self.clock_ns[rank], end_ns) + (step.own_ns if step.kind == "wait" else 0)
-        return True
+            self._finish(rank, place, now_ns + step.own_ns)
+        elif state.end_ns is None:
+            state.waiting.append((rank, place, now_ns))
+        else:
+            self._go_on(rank, place, now_ns, state, state.end_ns)
 
-    def _end_for(self, rank: int, state: _State) -> float | None:
-        return None if state.end_ns is None else max(state.end_ns, state.called.get(rank, state.end_ns))
+    def _go_on(self, rank: int, place: int, since_ns: float, state: _State, end_ns: float) -> None:
+        """Finish a call, or a wait, of an exchange that is over."""
+        step = self.programs[rank][place]
+        end_ns = max(since_ns, end_ns, state.called.get(rank, end_ns))
+        self._finish(rank, place, end_ns + (step.own_ns if step.kind == "wait" else 0))
 
-    def _call(self, rank: int, number: int, state: _State) -> None:
-        exchange = self.exchanges[number]
-        state.called[rank] = self.clock_ns[rank]
+    def _finish(self, rank: int, place: int, end_ns: float) -> None:
+        self.last_end_ns = max(self.last_end_ns, end_ns)
+        self.runnable.extend((rank, following, end_ns) for following in self.following[rank, place])
+
+    def _call(self, rank: int, exchange: Exchange, state: _State, now_ns: float) -> None:
+        state.called[rank] = now_ns
         if state.end_ns is not None:
             return
         if exchange.sender in exchange.ranks:
             # A message is on its way as soon as it is sent, whether or not somebody receives it yet.
             if rank == exchange.sender:
-                self._end(number, self.clock_ns[rank])
+                self._end(exchange, state, now_ns)
         elif len(state.called) >= len(exchange.ranks):
-            self._end(number, max(state.called.values()))
+            self._end(exchange, state, max(state.called.values()))
 
-    def _end(self, number: int, ready_ns: float) -> None:
-        exchange, state = self.exchanges[number], self.states[number]
-        end_ns = max(ready_ns, self.free_ns[exchange.queue]) + self.durations_ns[number]
+    def _end(self, exchange: Exchange, state: _State, ready_ns: float) -> None:
+        end_ns = max(ready_ns, self.free_ns[exchange.queue]) + self.durations_ns[id(exchange)]
         self.free_ns[exchange.queue] = state.end_ns = end_ns
         self.last_end_ns = max(self.last_end_ns, end_ns)
-        self.runnable.extend(state.waiting)
-        state.waiting.clear()
+        waiting, state.waiting = state.waiting, []
+        for rank, place, since_ns in waiting:
+            self._go_on(rank, place, since_ns, state, end_ns)
 
 
 def simulate(programs: Sequence[Program], durations_ns: Mapping[int, float]) -> Run:
