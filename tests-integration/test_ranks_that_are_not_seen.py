@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 def _start(backend: str, folder: str, timeout: float = 20) -> int:
     """Begin with a ring in a folder of this rank alone, as in a container."""
-    own = {"flight_recorder": {"directory": f"{folder}/{os.environ['RANK']}"}}
+    own = {"flight_recorder": {"directory": f"{folder}/{os.environ['RANK']}"}} if folder else {}
     dist.init_distributed(backend, timeout=timeout, verbose=False, config=own)
     return dist.get_rank()
 
@@ -156,6 +156,43 @@ def stay_away_from_the_world(backend: str, absent: int) -> str:
 def test_a_rank_that_does_not_come_to_make_the_world_is_named_with_its_process(backend: str) -> None:
     said, *_ = run_ranks(stay_away_from_the_world, 3, backend, 2, env={"CUDA_VISIBLE_DEVICES": ""})
     assert re.search(rf"rank 2 \(pid \d+ on {re.escape(os.uname().nodename)}\)", said), said
+
+
+def wait_for_a_rank_that_waits(backend: str, folder: str, is_seen: bool) -> tuple[int, str]:
+    """Rank 0 waits for rank 1, which waits for rank 2 in another group, which waits for rank 3 in a third one."""
+    _start(backend, "" if is_seen else folder)
+    rank, moment = dist.get_rank(), Path(folder, "rank 0 has given up")
+    groups = [dist.new_group([one, one + 1]) for one in range(3)]
+    said = ""
+    if rank == 0:
+        try:
+            dist.all_reduce(torch.ones(4), group=groups[0], timeout=3)
+        except CommError as error:
+            said = str(error)
+        moment.touch()
+    if rank == 3:
+        while not moment.exists():
+            time.sleep(0.05)
+    for first in (2, 1):
+        if rank in (first, first + 1):
+            dist.all_reduce(torch.ones(4), group=groups[first], timeout=60)
+    dist.destroy_process_group()
+    return os.getpid(), said
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_who_is_late_as_it_waits_for_others_does_not_hide_the_cause(
+    tmp_path: Path, backend: str, is_seen: bool
+) -> None:
+    ranks = run_ranks(wait_for_a_rank_that_waits, 4, backend, str(tmp_path), is_seen, env={"CUDA_VISIBLE_DEVICES": ""})
+    (_, said), *others = ranks
+    assert "rank 1 (pid " in said
+    assert ". There, rank 2 (pid " in said
+    cause = said.rpartition(". There, ")[2]
+    assert cause.startswith(f"rank 3 (pid {others[-1][0]} on "), said
+    assert "has not called all_reduce, for which rank 2 waits: it is in none of its calls" in cause
+    assert [text for _, text in others] == [""] * 3
 
 
 def adopt_another_world() -> tuple[int, int, int]:

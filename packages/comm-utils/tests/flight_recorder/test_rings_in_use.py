@@ -42,7 +42,7 @@ print(create_ring(folder, 0, 1 << 16)[0], flush=True)
 sys.stdin.read()
 """
 
-_FORKS = """
+_FORKS = r"""
 import os, signal, sys
 from comm_utils.flight_recorder import FlightRecorderSettings
 from comm_utils.flight_recorder.recorder import RECORDER
@@ -52,9 +52,9 @@ RECORDER.open(0, 1, "job")
 path = RECORDER.path
 child = os.fork()
 if child:
-    print(path, flush=True)
+    os.write(1, f"{path}\n".encode())
     signal.pause()
-print("child", flush=True)
+os.write(1, b"child\n")
 sys.stdin.read()
 """
 

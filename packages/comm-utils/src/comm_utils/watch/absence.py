@@ -11,6 +11,7 @@ from comm_utils.flight_recorder.findings import describe_rank
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.rank_processes import describe_unseen, named_ranks
+from comm_utils.watch.indirect_waits import follow_waits
 from comm_utils.watch.world_view import WorldView
 
 __all__ = ["NOBODY", "describe_absent", "describe_missing", "find_unfinished"]
@@ -33,7 +34,8 @@ def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> st
     known = _seen(view, group.ranks, asks)
     texts: list[str] = []
     named, more = set[int](), set[int]()
-    for one in diagnose_group(known, group, view.processes):
+    findings = diagnose_group(known, group, view.processes)
+    for one in findings:
         if named.issuperset(one.ranks):  # a rank that has ended is missing as well
             continue
         if len(texts) < _MOST:
@@ -47,7 +49,10 @@ def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> st
     if unseen:
         nothing = [] if texts else [NOBODY]
         texts = [*texts, *nothing, f"{named_ranks(unseen, view.processes)}: not seen from here"]
-    return "; ".join(texts)
+    behind = follow_waits(view, group, findings, known, asks)
+    return ". ".join(
+        ["; ".join(texts), *("There, " + "; ".join(one.text for one in found[:_MOST]) for found in behind)]
+    )
 
 
 def describe_absent(view: WorldView, ranks: Sequence[int], call: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import diagnose_group
-from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, FindingKind
+from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.comparison import complete_within_s
 from comm_utils.watch.explanation import (
@@ -21,6 +21,7 @@ from comm_utils.watch.explanation import (
     last_to_come,
     until_failed_call,
 )
+from comm_utils.watch.indirect_waits import follow_waits
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -68,6 +69,8 @@ def _look_for_cause(
     end = begin + _LOOK_S
     asked: dict[int, RankSnapshot] = {}
     weak: Trouble | None = None
+    findings: list[Finding] = []
+    known: dict[int, RankSnapshot] = {}
     while view.own is not None:
         known = {**asked, **view.snapshots()}
         own = known.get(view.rank)
@@ -110,7 +113,16 @@ def _look_for_cause(
         if time.monotonic() >= end:
             break
         time.sleep(0.02)
-    return weak
+    return weak if weak is None or not findings else _behind(view, group, weak, findings, known)
+
+
+def _behind(
+    view: WorldView, group: RingGroup, weak: Trouble, findings: Sequence[Finding], known: dict[int, RankSnapshot]
+) -> Trouble:
+    """Return a cause with what the missing ranks wait for in other groups, as far as they do."""
+    behind = [combined(view.rank, one, known) for one in follow_waits(view, group, findings, known)]
+    text = ". There, ".join([weak.text, *(one.text for one in behind)])
+    return Trouble(behind[-1].kind, text, behind[-1].ranks) if behind else weak
 
 
 def _heard(broken: Mapping[str, Trouble], failing: Mapping[str, Trouble], group: str, end: float) -> Trouble | None:

@@ -61,6 +61,7 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
             and rank in known
             and (stack := known[rank].stack) is not None
             and not known[rank].silent_ns
+            and (len(stack.by_thread) > 1 or len(stack.text.splitlines()) > 1)  # the text has the innermost frame
             and all(call.is_on_device for call in known[rank].open_calls())
         )
     return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, ranks)
