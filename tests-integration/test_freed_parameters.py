@@ -17,7 +17,7 @@ from torch.distributed.tensor import distribute_tensor
 import comm_orchestrator as dist
 from comm_collectives.hooks import Sharded, register_sharded_hooks
 from comm_utils.errors import ArgumentError, ArgumentTypeError
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, run_ranks_outcomes
 
 Pools = Callable[[int], RankPool]
 
@@ -358,3 +358,20 @@ def test_subclasses_of_parameter_are_parameters(pools: Pools) -> None:
     for found in pools(2).run(subclasses):
         for text in found:
             assert "parameter '2.weight' is a DTensor, which stands for other tensors" in text
+
+
+def leave_by_an_exception_of_one_rank() -> None:
+    dist.init_distributed("gloo", timeout=20, verbose=False)
+    model = make_model()
+    with registered(model):
+        if dist.get_rank() == 0:
+            raise ValueError("of this rank")
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+
+def test_an_exception_that_leaves_the_hooks_is_not_covered_by_their_removal() -> None:
+    first, other = run_ranks_outcomes(leave_by_an_exception_of_one_rank, 2, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert (first.exception_type, first.message) == ("ValueError", "of this rank")
+    assert "after ValueError, its hooks could not be removed in order: " in first.stderr
+    assert other.exception_type in ("CollectiveMismatchError", "PeerLostError")

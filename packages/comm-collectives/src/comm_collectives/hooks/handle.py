@@ -12,8 +12,9 @@ from torch import nn
 
 from comm_collectives.annotations import Group
 from comm_collectives.groups import get_process_group_ranks
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
+from comm_utils.log import logger
 from comm_utils.weak_collections import members_of
 
 __all__ = ["GRADIENTS", "LAYERS", "Handle", "check_module", "check_unregistered", "handles_of", "trainable_parameters"]
@@ -92,7 +93,14 @@ class Handle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
+        try:
+            self.remove()
+        except CommError as failure:
+            if error is None:
+                raise
+            logger.warning(
+                "%s: after %s, its hooks could not be removed in order: %s", self.call, type(error).__name__, failure
+            )
 
 
 def _sharing(parameters: Mapping[str, torch.Tensor]) -> list[Handle]:
