@@ -296,6 +296,27 @@ def test_groups_in_different_orders_are_found_before_the_timeout(backend: str, e
         assert seconds < 2
 
 
+def wait_in_a_circle(backend: str, folder: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    found = _error(lambda: dist.all_reduce(tensor, group=groups[rank]))
+    Path(folder, str(rank)).touch()
+    while len(os.listdir(folder)) < 3:  # a call on the world would come before the call of a rank that still waits
+        time.sleep(0.02)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_groups_in_a_circle_are_found_before_the_timeout(backend: str, env: dict[str, str], tmp_path: Path) -> None:
+    for error, text, seconds in run_ranks(wait_in_a_circle, 3, backend, str(tmp_path), env={**QUIET, **env}):
+        assert error == "CollectiveMismatchError"
+        assert "ranks 0, 1 and 2 use their groups in different orders and wait for each other: rank 0 is in " in text
+        assert all(f"on the group of ranks {ranks}, named " in text for ranks in ("[0, 1]", "[1, 2]", "[0, 2]"))
+        assert seconds < 4
+
+
 def test_calls_with_a_timeout_of_their_own_are_left_to_it() -> None:
     for error, _, seconds in run_ranks(cross, 2, "gloo", True, env=QUIET):
         assert error in ("CommTimeoutError", "PeerLostError")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import diagnose
+from comm_utils.flight_recorder.diagnosis import diagnose, diagnose_group
 from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.matching import compare_calls
 from comm_utils.flight_recorder.snapshot import take_snapshot
@@ -164,6 +165,28 @@ def test_the_fewer_ranks_that_use_their_groups_in_another_order_are_the_cause(
     if len(odd) == 1:
         most = [rank for rank in rings if rank not in odd]
         assert found.text.endswith(f"; ranks {most[0]} and {most[1]} are in the same call")
+
+
+@pytest.mark.parametrize("several_threads", [(), (1,)])
+def test_ranks_that_wait_in_a_circle(several_threads: Sequence[int]) -> None:
+    """Ranks 0, 1 and 2 each wait for the next one, and rank 3 for rank 0, which does not belong to the circle."""
+    rings = {rank: Ring(rank, world_size=4) for rank in range(4)}
+    for rank, members in enumerate(((0, 1), (1, 2), (0, 2), (0, 3))):
+        recorder = rings[rank].recorder
+        group = recorder.group_index(f"of {members}", members, "", "gloo")
+        recorder.kind(group, "all_reduce", "all_reduce", "float32", "sum").begin(10, 0, None, None, 0)
+        recorder.memory.set_word("threads", 2 if rank in several_threads else 1)
+    known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
+    circles = [one for one in diagnose(list(known.values())) if one.kind is FindingKind.ORDER]
+    if several_threads:
+        assert not circles
+        return
+    (found,) = circles
+    assert found.ranks == (0, 1, 2)
+    assert {found.group.name, *(one.name for one in found.other_groups)} == {"of (0, 1)", "of (1, 2)", "of (0, 2)"}
+    assert "rank 3" not in found.text
+    last = diagnose_group(known, RingGroup("of (0, 3)", (0, 3)))
+    assert [(one.kind, one.ranks) for one in last] == [(FindingKind.MISSING, (0,))]
 
 
 def test_another_group_of_the_same_ranks_is_called_another() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -37,6 +38,23 @@ def test_a_stack_older_than_the_last_call_is_none() -> None:
     snapshot = take_snapshot(ring.reader)
     assert snapshot.stack is None
     assert describe_rank(snapshot).startswith("is in none of its calls; its last one was ")
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ("/x/comm_utils/testing/worker.py:9 main\ntrain.py:12 main\n/lib/python3.11/threading.py:3 wait", "threading"),
+        ("train.py:12 main\n/x/comm_collectives/collectives.py:3 f\n/x/comm_utils/watch/causes.py:5 look", "train"),
+        ("train.py:12 main\n/x/comm_utils/watch/causes.py:5 look\n/lib/python3.11/threading.py:3 wait", "train"),
+        ("/x/comm_utils/testing/worker.py:9 main", "worker"),
+    ],
+)
+def test_the_place_of_a_rank_that_looks_for_why_its_call_failed_is_that_of_its_program(frames: str, place: str) -> None:
+    ring = Ring(1)
+    ring.recorder.kind(ring.group(), "all_reduce", "all_reduce").fail(ring.begin())
+    ring.recorder.memory.set_stack(frames)
+    said = describe_rank(take_snapshot(ring.reader))
+    assert re.search(rf"^is in none of its calls, at \S*{place}.* which failed \d", said), said
 
 
 def test_the_place_of_a_rank_without_a_sign_is_said_to_be_an_earlier_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from functools import cache, partial
 
@@ -85,69 +86,107 @@ def awaited_ranks(known: Mapping[int, RankSnapshot]) -> dict[int, list[int]]:
 
 
 def find_circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:
-    """Return two ranks that wait for each other in different groups."""
+    """Return ranks that wait for each other in different groups: two, or more in a circle, as few as there are.
 
-    @cache
-    def latest(rank: int, name: str) -> int:
+    Args:
+        waiting: the ranks that wait in a call on ``group``, and these calls.
+    """
+    waits: dict[int, Call] = {}
+    for rank, one in known.items():
+        call = next((call for call in one.waiting_calls() if not call.is_message), None)
+        # On a device, the host may still come; with a limit, it ends by itself; another thread may still come.
+        if call is not None and not call.is_on_device and not call.is_limited and one.threads <= 1:
+            waits[rank] = call
+    circles = _Circles(known, waits)
+    here = [waits[rank] for rank in waiting if rank in waits and waits[rank].group.name == group.name]
+    found = [circle for key in dict.fromkeys(map(_key, here)) if (circle := circles.shortest(key))]
+    if not found:
+        return []
+    shortest = min(found, key=lambda circle: len(circle))
+    circle = sorted(shortest, key=lambda one: one[0])
+    places = [
+        f"rank {rank} {'is ' if not place else ''}in {call} on {_named(call.group)}{at_caller(call.caller)}"
+        for place, (rank, call) in enumerate(circle)
+    ]
+    ranks = tuple(rank for rank, _ in circle)
+    text = f"{rank_list(ranks)} {IN_DIFFERENT_ORDERS} and wait for each other: {', '.join(places)}"
+    if len(circle) == 2:
+        fewer, most = _outnumbered(waits, *(call for _, call in circle))
+        text += f"; {rank_list(most)} are in the same call" if fewer else ""
+        ranks = fewer or ranks
+    number, others = 0, []
+    for _, call in circle:
+        if call.group.name == group.name:
+            number = call.in_series
+        else:
+            others.append(call.group)
+    return [Finding(FindingKind.ORDER, group, ranks, text, number, tuple(others))]
+
+
+def _key(call: Call) -> tuple[str, int]:
+    return call.group.name, call.in_series
+
+
+class _Circles:
+    """Finds calls that cannot go on as a rank that each needs waits in the next of them.
+
+    Args:
+        waits: by global rank, the collective in which it waits and which it does not leave by itself.
+    """
+
+    def __init__(self, known: Mapping[int, RankSnapshot], waits: Mapping[int, Call]) -> None:
+        self._known, self._waits = known, waits
+        self._calls = {_key(call): call for call in reversed(list(waits.values()))}
+        self._latest = cache(self._find_latest)
+
+    def _find_latest(self, rank: int, name: str) -> int:
         """Return the number of the last collective of a rank on a group; -1 of none."""
-        return max((one.in_series for one in known[rank].collectives(name)), default=-1)
+        return max((one.in_series for one in self._known[rank].collectives(name)), default=-1)
 
-    members = cache(frozenset[int])
-    # By rank, the collective on another group in which it waits.
-    elsewhere: dict[int, Call] = {}
-    for rank in group.ranks:
-        waits = () if rank not in known else known[rank].waiting_calls()
-        theirs = next((one for one in waits if not one.is_message), None)
-        if theirs is not None and theirs.group.name != group.name:
-            elsewhere[rank] = theirs
-    for rank, call in waiting.items():
-        for other, theirs in elsewhere.items():
-            if other == rank or call.is_message:
-                continue
-            if call.is_on_device or theirs.is_on_device:  # the host may still come
-                continue
-            if rank not in members(theirs.group.ranks):
-                continue
-            if call.is_limited or theirs.is_limited:  # that ends by itself
+    def _next(self, call: Call) -> dict[tuple[str, int], int]:
+        """Return the calls in which ranks wait that have not come to ``call``, and the first such rank of each."""
+        found: dict[tuple[str, int], int] = {}
+        name = call.group.name
+        for rank in call.group.ranks:
+            theirs = self._waits.get(rank)
+            if theirs is None or theirs.group.name == name or self._latest(rank, name) >= call.in_series:
                 continue
             # Who calls on a group has made it.
-            if is_step_of(call.group.name, theirs.group.name) or is_step_of(theirs.group.name, call.group.name):
-                continue
-            if known[rank].threads > 1 or known[other].threads > 1:  # another thread may still come
+            if is_step_of(name, theirs.group.name) or is_step_of(theirs.group.name, name):
                 continue
             # A rank that has given up in a group makes no call there any more, which is found without the order.
-            if has_failed_in(known[rank], theirs.group) or has_failed_in(known[other], group):
-                continue
-            if latest(rank, theirs.group.name) >= theirs.in_series or latest(other, group.name) >= call.in_series:
-                continue
-            first, second = sorted(((rank, call), (other, theirs)), key=lambda one: one[0])
-            text = (
-                f"ranks {first[0]} and {second[0]} {IN_DIFFERENT_ORDERS} and wait for each other: "
-                f"rank {first[0]} is in {first[1]} on {_named(first[1].group)}{at_caller(first[1].caller)}, rank "
-                f"{second[0]} in {second[1]} on {_named(second[1].group)}{at_caller(second[1].caller)}"
-            )
-            ranks, most = _outnumbered(waiting, call, elsewhere, theirs)
-            text += f"; {rank_list(most)} are in the same call" if ranks else ""
-            ranks = ranks or (first[0], second[0])
-            return [Finding(FindingKind.ORDER, group, ranks, text, call.in_series, theirs.group)]
-    return []
+            if not has_failed_in(self._known[rank], call.group):
+                found.setdefault(_key(theirs), rank)
+        return found
+
+    def shortest(self, start: tuple[str, int]) -> list[tuple[int, Call]]:
+        """Return a circle through a call, as ranks and the calls in which they wait; nothing where there is none."""
+        came_from: dict[tuple[str, int], tuple[tuple[str, int], int]] = {}
+        queue = deque([start])
+        while queue:
+            key = queue.popleft()
+            for other, rank in self._next(self._calls[key]).items():
+                if other == start:
+                    circle = [(rank, self._calls[start])]
+                    while key != start:
+                        before, witness = came_from[key]
+                        circle.append((witness, self._calls[key]))
+                        key = before
+                    return circle
+                if other not in came_from:
+                    came_from[other] = (key, rank)
+                    queue.append(other)
+        return []
 
 
-def _outnumbered(
-    waiting: Mapping[int, Call], call: Call, elsewhere: Mapping[int, Call], theirs: Call
-) -> tuple[tuple[int, ...], list[int]]:
+def _outnumbered(waits: Mapping[int, Call], call: Call, theirs: Call) -> tuple[tuple[int, ...], list[int]]:
     """Return the fewer of those in ``call`` and in ``theirs``, on another group of the same ranks, and the others.
 
     Both are empty where they are as many, or the groups have other ranks.
     """
     if {*call.group.ranks} != {*theirs.group.ranks}:
         return (), []
-    here = [rank for rank, one in waiting.items() if not one.is_message and one.in_series == call.in_series]
-    there = [
-        rank
-        for rank, one in elsewhere.items()
-        if (one.group.name, one.in_series) == (theirs.group.name, theirs.in_series)
-    ]
+    here, there = ([rank for rank, one in waits.items() if _key(one) == _key(call)] for call in (call, theirs))
     fewer, most = sorted((sorted(here), sorted(there)), key=len)
     return ((), []) if len(fewer) == len(most) else (tuple(fewer), most)
 

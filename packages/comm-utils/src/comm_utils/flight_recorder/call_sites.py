@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from comm_utils.flight_recorder.layout import EntryType
 from comm_utils.flight_recorder.memory import RingMemory
 
-__all__ = ["LIBRARY", "CallSites", "line_of_program", "runs_program", "site_of"]
+__all__ = ["LIBRARY", "CallSites", "line_of_program", "of_this_library", "runs_program", "site_of"]
 
 #: The standard library and torch, by their paths on any host: frames there do not tell what the program does.
 LIBRARY = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)|/(site|dist)-packages/torch/|^<frozen ")
@@ -133,3 +133,8 @@ def line_of_program() -> str:
     while frame is not None and not _is_of_program(frame):
         frame = frame.f_back
     return "" if frame is None else site_of(frame)
+
+
+def of_this_library(site: str) -> bool:
+    """Return whether a frame, as records have it, is of this family's packages."""
+    return any(f"/{package}/" in site for package in _OURS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from comm_utils.flight_recorder.call_sites import LIBRARY, of_this_library
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.snapshot import RankSnapshot
@@ -33,7 +34,7 @@ class Finding:
         ranks: those that are the cause, as far as that is known.
         text: a sentence without a full stop.
         number: of the call in the group, where it concerns one.
-        other_group: the second group, where two are used in different orders.
+        other_groups: the further groups, where several are used in different orders.
     """
 
     kind: FindingKind
@@ -41,7 +42,7 @@ class Finding:
     ranks: tuple[int, ...]
     text: str
     number: int = 0
-    other_group: RingGroup | None = None
+    other_groups: tuple[RingGroup, ...] = ()
 
 
 def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None, awaited_in: RingGroup | None = None) -> str:
@@ -74,7 +75,8 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None, awaited_in:
         return found + (at if silence else f", and its host goes on{f' at {place}' if place else ''}")
     doing = f"is in none of its calls{at}"
     if last is not None:
-        ended = _since(last.end_ns, now).replace("since", "which ended") + " ago" if last.end_ns else ""
+        how = "which failed" if last.failed else "which ended"
+        ended = _since(last.end_ns, now).replace("since", how) + " ago" if last.end_ns else ""
         doing += f"; its last one was {last}{ended}{at_caller(last.caller)}"
     else:
         doing += ", and has made none yet"
@@ -99,8 +101,11 @@ def _silence(snapshot: RankSnapshot) -> str:
 
 
 def _stack_place(snapshot: RankSnapshot) -> str:
-    """Return the innermost line of a rank's Python stack."""
-    lines = (
-        [] if snapshot.stack is None else [line.strip() for line in snapshot.stack.text.splitlines() if line.strip()]
-    )
-    return lines[-1] if lines else ""
+    """Return the innermost line of a rank's Python stack; of one that looks for why its call failed, of its program."""
+    stack = "" if snapshot.stack is None else snapshot.stack.text
+    frames = [line.strip() for line in stack.splitlines() if line.strip()]
+    ours = max((at for at, frame in enumerate(frames) if of_this_library(frame)), default=-1)
+    if ours >= 0 and all(LIBRARY.search(frame) for frame in frames[ours + 1 :]):
+        outer = (one for one in reversed(frames[:ours]) if not of_this_library(one) and not LIBRARY.search(one))
+        return next(outer, frames[-1])
+    return frames[-1] if frames else ""

@@ -121,6 +121,9 @@ def _behind(
 ) -> Trouble:
     """Return a cause with what the missing ranks wait for in other groups, as far as they do."""
     behind = [combined(view.rank, one, known) for one in follow_waits(view, group, findings, known)]
+    again = diagnose_group(known, group, view.processes)  # with those of other hosts that were asked now
+    if again and again[0].kind is FindingKind.ORDER:
+        return Trouble.of(again[0])
     text = ". There, ".join([weak.text, *(one.text for one in behind)])
     return Trouble(behind[-1].kind, text, behind[-1].ranks) if behind else weak
 

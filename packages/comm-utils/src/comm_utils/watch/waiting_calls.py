@@ -26,9 +26,9 @@ __all__ = ["Left", "WaitingCalls", "warn_of_wait"]
 
 # The age at which a call is looked at.
 _YOUNGEST_S = 0.2
-# Two ranks that wait for each other in different groups are found so late, and again later.
+# Ranks that wait for each other in different groups are found so late, and again later.
 _FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
-# After the first of these groups has ended, the ranks may come to the other one so much later.
+# After the first of these groups has ended, the ranks may come to the others so much later.
 _SECOND_GROUP_S = 0.3
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 1.0
@@ -142,9 +142,9 @@ class WaitingCalls:
         return Trouble(CommTimeoutError, text)
 
     def _look_at_order(self, call: Call, known: Mapping[int, RankSnapshot]) -> Iterator[tuple[str, Trouble]]:
-        """Find out whether ranks wait for each other in two groups.
+        """Find out whether ranks wait for each other in several groups.
 
-        One group ends first, the smaller one; the other does where the ranks do not come to it after that either.
+        One group ends first, the smallest one; the others do where the ranks do not come to it after that either.
         """
         group = call.group
         for rank in group.ranks:
@@ -154,10 +154,10 @@ class WaitingCalls:
                 yield group.name, addressed(self._view.rank, trouble)
                 return
         for finding in diagnose_group(known, group):
-            if finding.kind is FindingKind.ORDER and finding.other_group is not None:
-                # The same of the two on every rank, and not the world: its name comes before those of other groups.
-                both = sorted((group, finding.other_group), key=lambda one: one.name, reverse=True)
-                first = min(both, key=lambda one: len(one.ranks))
+            if finding.kind is FindingKind.ORDER:
+                # The same of them on every rank, and not the world: its name comes before those of other groups.
+                all_groups = sorted((group, *finding.other_groups), key=lambda one: one.name, reverse=True)
+                first = min(all_groups, key=lambda one: len(one.ranks))
                 yield first.name, Trouble.of(finding)
                 return
         due_ns = time.perf_counter_ns() - int(_SECOND_GROUP_S * 1e9)
