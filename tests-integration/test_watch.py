@@ -565,6 +565,19 @@ def test_a_rank_that_was_killed_is_named_by_those_that_wait_in_a_store(
         assert seconds < 5 * patience()
 
 
+def learn_by_the_end_of_the_store(backend: str) -> tuple[str, str, float]:
+    if int(os.environ["RANK"]) == 2:  # as where the thread of its watch gets no core
+        WATCH.trouble = lambda group: None  # type: ignore[method-assign]
+    return pass_barrier_with_the_dead(backend)
+
+
+def test_a_rank_that_was_killed_is_named_where_the_store_has_gone_because_of_it() -> None:
+    outcomes = run_ranks_outcomes(learn_by_the_end_of_the_store, 3, "gloo", env=QUIET)
+    error, text, _ = outcomes[2].value
+    assert error == "PeerLostError"
+    assert re.search(r"as seen by rank 2: rank 1 \(pid \d+ on \S+\) has ended by SIGKILL", text), text
+
+
 def make_group_late(backend: str) -> tuple[list[str], str]:
     seen: list[str] = []
 

@@ -15,6 +15,7 @@ from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
 from comm_utils.flight_recorder.store_steps import MAKING, name_of_step
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import summarize
+from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
+# The rank that holds the store, unless a launcher does.
+_HOLDER = 0
 # A wait of so long is recorded.
 _RECORDED_S = 0.1
 
@@ -146,7 +149,11 @@ class StoreWait:
         except RuntimeError as error:
             if self.is_alone or answers(store):
                 raise
-            # Its holder may have gone because its own wait was over: that names nobody who is to blame.
+            # Its holder may have gone as a rank was lost, or as its own wait was over, which names nobody to blame.
+            self.begin()
+            trouble = WATCH.explain(self.group, timed_out=False) if WATCH.is_running else None
+            if trouble is not None and trouble.kind is PeerLostError and trouble.ranks and _HOLDER not in trouble.ranks:
+                raise self._failure(trouble) from error
             raise store_has_gone(f"{self.call} on rank {self._rank}", error, self._missing()) from error
 
     def _missing(self) -> str:
@@ -164,11 +171,14 @@ class StoreWait:
         self.begin()
         trouble = WATCH.trouble(self.group.name)
         if trouble is not None:
-            failure = trouble.kind(
-                f"{self.call} on {self.group} {trouble.verb}, as seen by rank {self._rank}: {trouble.text}"
-            )
-            WATCH.tell(self.group.name, failure, trouble)
-            raise failure
+            raise self._failure(trouble)
+
+    def _failure(self, trouble: Trouble) -> CommError:
+        failure = trouble.kind(
+            f"{self.call} on {self.group} {trouble.verb}, as seen by rank {self._rank}: {trouble.text}"
+        )
+        WATCH.tell(self.group.name, failure, trouble)
+        return failure
 
 
 def making_of(group: str) -> str:
