@@ -929,6 +929,7 @@ def test_the_policy() -> None:
         ((False, "1GB"), "max_bytes: got '1GB'"),
         ((False, True), "max_bytes: got True"),
         ((False, 0), "max_bytes: got 0"),
+        ((False, 1 << 63), "max_bytes: got 9223372036854775808; expected 1 to 9223372036854775807"),
     ],
 )
 def test_policies_that_are_none(arguments: tuple[Any, ...], reason: str) -> None:

@@ -157,6 +157,7 @@ def test_an_init_method_is_a_url() -> None:
         ("launch.auto_mpi_discovery", None, "expected true or false"),
         ("comms_logger.prof_ops", "all_reduce", "expected a list"),
         ("objects.max_bytes", 0, "expected a number greater than or equal to 1"),
+        ("objects.max_bytes", 2**63, "expected a number less than or equal to 9223372036854775807"),
         ("network.nccl.debug", 3, "expected 'VERSION', 'WARN', 'INFO', 'ABORT' or 'TRACE'"),
         ("network.nccl.nthreads", 100, "expected a multiple of 32"),
         ("network.nccl.variables", [], "expected an object"),

@@ -143,7 +143,9 @@ class ObjectsConfig(Section):
     allow_pickle: bool = Field(
         default=False, description="Unpickle what other ranks send: they can then run any code in this process."
     )
-    max_bytes: Positive = Field(default=2**30, description="Largest encoded object that is accepted, in bytes.")
+    max_bytes: Annotated[int, Field(ge=1, le=2**63 - 1), not_a_flag] = Field(
+        default=2**30, description="Largest encoded object that is accepted, in bytes."
+    )
 
 
 class HierarchicalConfig(Section):

@@ -35,14 +35,15 @@ def set_object_policy(allow_pickle: bool = False, max_bytes: int = 1 << 30) -> N
         max_bytes: the largest encoded object that is sent or accepted.
 
     Raises:
-        ArgumentError, ArgumentTypeError
+        ArgumentError: ``max_bytes`` is below 1 or above 2**63 - 1.
+        ArgumentTypeError: one of them is of the wrong type.
     """
     if not isinstance(allow_pickle, bool):
         raise ArgumentTypeError(f"set_object_policy: allow_pickle: got {shown(allow_pickle)}; expected True or False")
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
         raise ArgumentTypeError(f"set_object_policy: max_bytes: got {shown(max_bytes)}; expected a number of bytes")
     if not 0 < max_bytes < 1 << 63:
-        raise ArgumentError(f"set_object_policy: max_bytes: got {max_bytes}; expected 1 or more")
+        raise ArgumentError(f"set_object_policy: max_bytes: got {max_bytes}; expected 1 to {(1 << 63) - 1}")
     _Slot.policy = ObjectPolicy(allow_pickle, max_bytes)
 
 
