@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 
+from comm_collectives import objects
 from comm_collectives.help_texts import with_full_help
 from comm_utils import errors, operations
 
@@ -38,6 +39,17 @@ def test_classes_are_those_of_the_package() -> None:
 @pytest.mark.parametrize("row", list(operations.rows()), ids=lambda row: row.name)
 def test_every_error_is_shown(row: operations.OperationSpec) -> None:
     assert raises(operations.function_of(row)) >= OF_CALLS
+
+
+@pytest.mark.parametrize("name", objects.__all__)
+def test_errors_of_objects_are_shown(name: str) -> None:
+    function = getattr(objects, name)
+    assert raises(function) >= {*OF_CALLS, "ObjectDecodeError", "ObjectExchangeError"}
+    lines = (inspect.getdoc(function) or "").splitlines()
+    assert max(map(len, lines)) <= 120
+    # Where neither form is given, these take global rank 0 for the root, and others raise.
+    has_default = name in ("broadcast_object_list", "gather_object", "scatter_object_list")
+    assert has_default == any("by default global rank 0" in line for line in lines)
 
 
 def test_what_a_function_says_itself_stays() -> None:

@@ -80,7 +80,7 @@ def active(call: str) -> Backend:
     """Return the active backend, for a call that is about no group or about any.
 
     Raises:
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     try:
         return active_backend()

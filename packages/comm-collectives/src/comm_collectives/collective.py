@@ -29,7 +29,7 @@ from comm_collectives.arguments import as_flag
 from comm_collectives.compression.selection import PLAIN, simplify
 from comm_collectives.derived_fast_path import fast_path_of
 from comm_collectives.graph_operators import FORMS
-from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with_full_help
+from comm_collectives.help_texts import COLLECTIVE_ERRORS, OBJECT_ERRORS, WRONG_ARGUMENTS, with_full_help
 from comm_utils.active import slot
 from comm_utils.fast_path import FastPath, FastPathKey
 from comm_utils.reduce_op import ReduceOp
@@ -199,8 +199,9 @@ def _make_head(
     head: Callable[..., Any] = functools.wraps(body)(known[name])
     # A call that is not traced into the graph of its caller gains nothing from a graph of its own.
     known["head"] = uncompiled(head)
-    communicates = any(one.name == "timeout" for one in parameters)
-    with_full_help(head, COLLECTIVE_ERRORS if communicates else WRONG_ARGUMENTS)
+    names = {one.name for one in parameters}
+    errors = COLLECTIVE_ERRORS if "timeout" in names else WRONG_ARGUMENTS
+    with_full_help(head, OBJECT_ERRORS if "allow_pickle" in names else errors)
     head.takes_labels = labels  # type: ignore[attr-defined]
     if compiled is not INLINE:
         graph_breaks.add(name, head, graph_breaks.WHOLE if name in FORMS else compiled)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["COLLECTIVE_ERRORS", "WRONG_ARGUMENTS", "with_full_help"]
+__all__ = ["COLLECTIVE_ERRORS", "OBJECT_ERRORS", "WRONG_ARGUMENTS", "with_full_help"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -45,6 +46,12 @@ COLLECTIVE_ERRORS = {
     "CollectiveMismatchError": "the ranks' calls differ, here or earlier. The group is broken afterwards.",
     "BackendUnavailableError": "the process lacks memory, threads or descriptors, or the package for the group.",
 }
+#: Errors of every exchange of Python objects.
+OBJECT_ERRORS = {
+    **COLLECTIVE_ERRORS,
+    "ObjectExchangeError": "another rank cannot send its object, or does not accept one. No object was delivered.",
+    "ObjectDecodeError": "this rank receives a pickle that it does not allow, or a damaged or too large message.",
+}
 
 _SECTIONS = ("Args", "Returns", "Raises")
 
@@ -59,12 +66,12 @@ def with_full_help(function: Function, errors: Mapping[str, str]) -> Function:
         return function
     text, sections = _split(inspect.cleandoc(function.__doc__))
     names = list(inspect.signature(function).parameters)
-    described = set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w*][\w, *]*):", sections.get("Args", ""), re.M))))
+    described = _described(sections, "Args")
     missing = [name for name in names if name in _ARGUMENTS and name not in described]
     _extend(sections, "Args", {name: _ARGUMENTS[name] for name in missing})
     if "async_op" in names and not re.search(r"\breturn", text + sections.get("Returns", ""), re.I):
         sections["Returns"] = f"    {_HANDLE}\n"
-    known = sections.get("Raises", "")
+    known = _described(sections, "Raises")
     _extend(sections, "Raises", {name: why for name, why in errors.items() if name not in known})
     parts = [text, *(f"{name}:\n{sections[name].rstrip()}" for name in _SECTIONS if sections.get(name, "").strip())]
     function.__doc__ = "\n\n".join(parts) + "\n"
@@ -77,6 +84,12 @@ def _split(doc: str) -> tuple[str, dict[str, str]]:
     return text.rstrip(), dict(zip(rest[::2], rest[1::2], strict=True))
 
 
+def _described(sections: Mapping[str, str], title: str) -> set[str]:
+    """Return the names of the entries of a section; one entry may have several."""
+    return set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w*][\w, *]*):", sections.get(title, ""), re.M))))
+
+
 def _extend(sections: dict[str, str], title: str, entries: Mapping[str, str]) -> None:
-    lines = "".join(f"    {name}: {entry}\n" for name, entry in entries.items())
+    wrapped = textwrap.TextWrapper(120, "    ", "        ", break_long_words=False, break_on_hyphens=False)
+    lines = "".join(f"{wrapped.fill(f'{name}: {entry}')}\n" for name, entry in entries.items())
     sections[title] = f"{sections.get(title, '').rstrip()}\n{lines}".lstrip("\n")

@@ -75,7 +75,6 @@ def send(
     Args:
         tensor: any shape and dtype; only read.
         dst: a member other than this rank.
-        tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL).
     """
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)

@@ -310,7 +310,8 @@ def as_compression(call: str, given: Any) -> Compression | None:
     """Return what a user gave as ``compression=``; None for none.
 
     Raises:
-        ArgumentError, ArgumentTypeError
+        ArgumentError: there is no such codec.
+        ArgumentTypeError: it is no codec and no ``Compression``.
     """
     if given is None or given is False or given == "none":
         return None

@@ -127,6 +127,7 @@ def gather_object(
     Args:
         obj: this rank's.
         object_gather_list: on ``dst``, W entries; overwritten, in rank order. None on the other ranks.
+        dst: by default global rank 0, where it is a member.
     """
     call = "gather_object"
     backend = enter(call, group, timeout)
@@ -196,6 +197,7 @@ def broadcast_object_list(
 
     Args:
         object_list: of the same length on every rank; overwritten except on ``src``.
+        src: by default global rank 0, where it is a member.
         device: through whose memory the bytes go; only needed where the group serves several.
     """
     call = "broadcast_object_list"
@@ -287,6 +289,7 @@ def scatter_object_list(
     Args:
         scatter_object_output_list: at least one entry; the first is overwritten.
         scatter_object_input_list: on ``src``, W objects; ignored elsewhere.
+        src: by default global rank 0, where it is a member.
     """
     call = "scatter_object_list"
     backend = enter(call, group, timeout)

@@ -57,7 +57,7 @@ def reduce_object(
         allow_pickle: as for ``gather_object``.
 
     Raises:
-        ArgumentTypeError: on the rank whose ``obj`` cannot be reduced; the others get an ``ObjectExchangeError``.
+        ArgumentTypeError: on the rank whose ``obj`` cannot be reduced.
         ArgumentError: on ``dst``, for objects that do not go together.
     """
     backend = enter(_CALL, group, timeout)

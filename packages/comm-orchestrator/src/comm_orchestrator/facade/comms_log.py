@@ -221,7 +221,7 @@ def start_trace(folder: Path | str) -> Path:
 
     Raises:
         ArgumentError: a trace is being written already, or some rank cannot write there; on every rank.
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     log = _Log.comms
     if _Log.on:
@@ -278,7 +278,7 @@ def export_log(path: Path | str, format: str | None = None) -> None:
 
     Raises:
         ArgumentError: another ending, a folder that does not exist, or a folder instead of a file.
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     facts = {"rank": arguments.active("export_log").get_rank(None), "host": host_name()}
     exports.export(path, _Log.comms.rows(), format, **facts, time=time.time())

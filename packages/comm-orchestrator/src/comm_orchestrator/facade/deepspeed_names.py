@@ -135,7 +135,7 @@ def has_all_gather_into_tensor() -> bool:
     """Return True: every backend has it, or gets it built.
 
     Raises:
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     return _true("has_all_gather_into_tensor")
 
@@ -144,7 +144,7 @@ def has_reduce_scatter_tensor() -> bool:
     """Return True: every backend has it, or gets it built.
 
     Raises:
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     return _true("has_reduce_scatter_tensor")
 
@@ -153,7 +153,7 @@ def has_all_reduce_coalesced() -> bool:
     """Return True: every backend has it, or gets it built.
 
     Raises:
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     return _true("has_all_reduce_coalesced")
 
@@ -162,7 +162,7 @@ def has_coalescing_manager() -> bool:
     """Return True: ``all_gather_coalesced`` works on every backend.
 
     Raises:
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     return _true("has_coalescing_manager")
 
@@ -180,7 +180,7 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
     Raises:
         BackendUnavailableError: it has not.
-        NotInitializedError
+        NotInitializedError: nothing is initialised.
     """
     arguments.active("enable_symm_mem_for_group")
     try:
