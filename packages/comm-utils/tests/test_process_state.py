@@ -22,7 +22,7 @@ ended.wait()
 os.setgroups([])
 os.setgid(2000)
 os.setuid(2000)
-print(process_state(lives.pid, started), is_alive(lives.pid, started), is_ending(lives.pid))
+print(process_state(lives.pid, started), is_alive(lives.pid), is_ending(lives.pid))
 print(process_state(ended.pid), is_alive(ended.pid), is_ending(ended.pid))
 print(process_state(os.getpid()))
 """

@@ -22,7 +22,6 @@ def explain_call(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    call: str = "",
     other_names: Sequence[str] = (),
 ) -> ArgumentTypeError | None:
     """Return the error in the arguments' names or number; None where ``function`` accepts them.
@@ -32,7 +31,6 @@ def explain_call(
     Args:
         function: whose real signature counts.
         args, kwargs: as given by the caller.
-        call: the function's name for the message; empty for its own.
         other_names: of arguments that the caller may give beyond the signature's.
     """
     signature = inspect.signature(function)
@@ -42,7 +40,7 @@ def explain_call(
         reason = str(error)
     else:
         return None
-    name = call or getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", repr(function))
     if name == "__init__":  # without self
         name, args = function.__qualname__.partition(".")[0], args[1:]
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -9,6 +9,8 @@ __all__ = ["MOST_KEY", "ConfigError", "closest", "shorten", "shorten_key"]
 
 # No key of a configuration is so long.
 MOST_KEY = 120
+# Of a value, so many characters are shown.
+_MOST_VALUE = 80
 
 
 class ConfigError(ValueError):
@@ -38,10 +40,10 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | No
     return plain[matches[0]] if matches else None
 
 
-def shorten(value: object, limit: int = 80) -> str:
+def shorten(value: object) -> str:
     """Return the representation of ``value``, cut where it is long."""
     text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 3]}..."
 
 
 def shorten_key(key: str) -> str:

@@ -94,9 +94,9 @@ def process_state(pid: int, started: int = 0, image: int = 0) -> str:
     return "stopped" if fields[0] in "Tt" else "running"
 
 
-def is_alive(pid: int, started: int = 0, image: int = 0) -> bool:
+def is_alive(pid: int) -> bool:
     """Return whether the process runs its program; it may be stopped."""
-    return process_state(pid, started, image) not in GONE
+    return process_state(pid) not in GONE
 
 
 def wait_status(pid: int, started: int = 0) -> int | None:

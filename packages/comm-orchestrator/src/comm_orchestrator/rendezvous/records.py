@@ -225,7 +225,7 @@ def check_record(first: RankRecord, here: Mapping[int, RankRecord], new: RankRec
     if new.world_size != first.world_size:
         return Refusal(
             "LaunchError",
-            f"the ranks disagree on the world size: {_says(first, 'world_size')}, but {_says(new, 'world_size')}; "
+            f"the ranks disagree on the world size: {_says(first)}, but {_says(new)}; "
             "start all of them with the same one",
         )
     twin = here.get(new.rank)
@@ -253,8 +253,8 @@ def check_record(first: RankRecord, here: Mapping[int, RankRecord], new: RankRec
     return None
 
 
-def _says(one: RankRecord, name: str) -> str:
-    return f"{one} says {getattr(one, name)} ({one.sources.get(name, 'launcher')})"
+def _says(one: RankRecord) -> str:
+    return f"{one} says {one.world_size} ({one.sources.get('world_size', 'launcher')})"
 
 
 def check_devices(records: Sequence[RankRecord], kinds: Iterable[str]) -> Refusal | None:

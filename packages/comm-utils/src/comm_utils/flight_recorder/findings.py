@@ -45,7 +45,7 @@ class Finding:
     other_groups: tuple[RingGroup, ...] = ()
 
 
-def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None, awaited_in: RingGroup | None = None) -> str:
+def describe_rank(snapshot: RankSnapshot, awaited_in: RingGroup | None = None) -> str:
     """Return what a rank does, as the end of a sentence that begins with its name.
 
     Args:
@@ -57,7 +57,7 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None, awaited_in:
     found = "is stopped, " if snapshot.process == "stopped" else ""
     if snapshot.header.signal:
         found = f"{snapshot.end}; until then, it "
-    open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
+    open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns
     call = next((one for one in open_calls if not one.is_on_device), None)
     if call is not None:
         found += (

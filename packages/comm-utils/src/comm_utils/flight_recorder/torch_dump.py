@@ -74,8 +74,8 @@ def check_folder(folder: Path) -> None:
         raise ArgumentError(f"{folder}: got a folder with files; expected an empty one, as fr_trace reads all files")
 
 
-def write_torch_dumps(snapshots: Sequence[RankSnapshot], folder: Path, prefix: str = _PREFIX) -> list[Path]:
-    """Write the dump of each rank to ``folder/<prefix>RANK``; return the files.
+def write_torch_dumps(snapshots: Sequence[RankSnapshot], folder: Path) -> list[Path]:
+    """Write the dump of each rank to ``folder/rank_RANK``; return the files.
 
     Args:
         folder: is created; it has to be empty, as fr_trace reads all files in it.
@@ -88,7 +88,7 @@ def write_torch_dumps(snapshots: Sequence[RankSnapshot], folder: Path, prefix: s
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for rank, dump in sorted(torch_dumps(snapshots).items()):
-        path = folder / f"{prefix}{rank}"
+        path = folder / f"{_PREFIX}{rank}"
         path.write_bytes(pickle.dumps(dump, protocol=2))
         found.append(path)
     return found

@@ -189,26 +189,26 @@ def _check_lists(world: World, group: ProcessGroup | None, members: list[int]) -
             assert bool((one == sum(range(len(members))) + len(members) * number).all())
 
 
-def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Any]]:
+def not_plain(device: str) -> Iterator[tuple[str, Any]]:
     """Yield what no fast path takes, by name: eight elements each where there are elements."""
-    plain = torch.ones(8, dtype=dtype, device=device)
+    plain = torch.ones(8, device=device)
     yield "a number", 1.0
     yield "None", None
     yield "a list", [1.0]
     yield "a negated view", torch._neg_view(plain)
-    yield "with gaps", torch.ones(16, dtype=dtype, device=device)[::2]
-    yield "expanded", torch.ones(1, dtype=dtype, device=device).expand(8)
+    yield "with gaps", torch.ones(16, device=device)[::2]
+    yield "expanded", torch.ones(1, device=device).expand(8)
     yield "sparse", plain.to_sparse()
     yield "nested", torch.nested.nested_tensor([plain[:4], plain[4:]])
     yield "on no device", plain.to("meta")
-    yield "zeros without memory", torch._efficientzerotensor(8, dtype=dtype, device=device)
+    yield "zeros without memory", torch._efficientzerotensor(8, device=device)
     yield "a subclass", torch.nn.Parameter(plain)
     yield "complex", torch.ones(4, dtype=torch.complex64, device=device)
     for size in (0, 4):
-        small = torch.ones(8, dtype=dtype, device=device)
+        small = torch.ones(8, device=device)
         small.untyped_storage().resize_(size)
         yield f"with a storage of {size} bytes", small
-    behind = torch.ones(16, dtype=dtype, device=device)[8:]
+    behind = torch.ones(16, device=device)[8:]
     behind.untyped_storage().resize_(12 * behind.element_size())
     yield "behind the end of its storage", behind
     for name in ("uint4", "int1"):
@@ -220,7 +220,7 @@ def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        fake = torch.ones(8, dtype=dtype, device=device)
+        fake = torch.ones(8, device=device)
     yield "fake", fake
 
 

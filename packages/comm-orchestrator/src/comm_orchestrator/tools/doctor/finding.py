@@ -47,16 +47,16 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((one.level for one in findings), key=LEVELS.index, default="ok")
 
 
-def from_error(check: str, error: BaseException, level: Level = "problem") -> Finding:
+def from_error(check: str, error: BaseException) -> Finding:
     """Make a finding of an error: its text, and its remedy apart."""
     text = str(error).strip() or type(error).__name__
     text = text.removeprefix("init_distributed: ")
     if isinstance(error, RuntimeError | ValueError | OSError) and type(error).__module__ != "builtins":
         found, _, remedy = text.rpartition("; ")
         if found and _REMEDY.match(remedy):
-            return Finding(level, check, found, remedy)
-        return Finding(level, check, text)
-    return Finding(level, check, f"{type(error).__name__}: {text.splitlines()[0]}")
+            return Finding("problem", check, found, remedy)
+        return Finding("problem", check, text)
+    return Finding("problem", check, f"{type(error).__name__}: {text.splitlines()[0]}")
 
 
 def guarded(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:

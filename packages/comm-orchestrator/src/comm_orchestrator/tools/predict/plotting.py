@@ -21,7 +21,7 @@ _MARKERS = "os^vDP*X"
 _MOST_TICKS = 6
 
 
-def check_plot(path: Path, option: str = "--plot") -> None:
+def check_plot(path: Path) -> None:
     """Refuse before anything starts what could not be plotted in the end.
 
     Raises:
@@ -29,8 +29,8 @@ def check_plot(path: Path, option: str = "--plot") -> None:
         BackendUnavailableError: matplotlib is missing.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise ArgumentError(f"{option}: got {str(path)!r}; expected a name that ends in {', '.join(_SUFFIXES)}")
-    library(option)
+        raise ArgumentError(f"--plot: got {str(path)!r}; expected a name that ends in {', '.join(_SUFFIXES)}")
+    library("--plot")
 
 
 def plot_residuals(model: Model, path: Path) -> None:
