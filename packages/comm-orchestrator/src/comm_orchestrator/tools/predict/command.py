@@ -75,7 +75,20 @@ def predict(
     json: Annotated[Path | None, typer.Option(help="Write the prediction to this file.")] = None,
 ) -> None:
     """Predict a recorded job on other hosts, by a model, with intervals: nothing of it is measured."""
-    from comm_orchestrator.tools.predict.run import run_predict
+    from comm_orchestrator.tools.predict.run import PredictOptions, run_predict
 
-    options = (nodes, ranks_per_node, network, library, backend, subgroups, steps, keep_parts, keep_recorded, json)
-    raise typer.Exit(run_predict(trace, model, *options))
+    options = PredictOptions(
+        folder=trace,
+        model=model,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        network=network,
+        library=library,
+        backend=backend,
+        subgroups=subgroups,
+        steps=steps,
+        keep_parts=keep_parts,
+        keep_recorded=keep_recorded,
+        json=json,
+    )
+    raise typer.Exit(run_predict(options))

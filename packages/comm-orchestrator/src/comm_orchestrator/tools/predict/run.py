@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from comm_utils.observability.cost_model.model import load as load_model
 from comm_utils.observability.cost_model.model import save
 from comm_utils.observability.traces import RankTrace
 
-__all__ = ["FORMAT", "VERSION", "run_fit", "run_predict"]
+__all__ = ["FORMAT", "VERSION", "PredictOptions", "run_fit", "run_predict"]
 
 
 def run_fit(
@@ -90,53 +90,72 @@ FORMAT, VERSION = "comm-prediction", 1
 _MOST_RANKS = 1 << 20
 
 
-def run_predict(
-    folder: Path,
-    model: Path,
-    nodes: int | None,
-    ranks_per_node: int | None,
-    network: str | None,
-    library: str | None,
-    backend: str | None,
-    subgroups: str,
-    steps: int | None,
-    keep_parts: bool,
-    keep_recorded: bool,
-    json_file: Path | None,
-) -> int:
+@dataclass(frozen=True)
+class PredictOptions:
+    """What ``commctl predict`` was given; its ``--help`` says what each is.
+
+    Attributes:
+        folder: of the trace.
+    """
+
+    folder: Path
+    model: Path
+    nodes: int | None
+    ranks_per_node: int | None
+    network: str | None
+    library: str | None
+    backend: str | None
+    subgroups: str
+    steps: int | None
+    keep_parts: bool
+    keep_recorded: bool
+    json: Path | None
+
+    def check(self) -> Link | None:
+        """Return the network between hosts.
+
+        Raises:
+            ArgumentError: an option is wrong.
+        """
+        for name in ("nodes", "ranks_per_node", "steps"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= _MOST_RANKS:
+                raise ArgumentError(f"--{name.replace('_', '-')}: got {value}; expected 1 to {_MOST_RANKS}")
+        if self.subgroups not in SUBGROUPS:
+            raise ArgumentError(f"--subgroups: got {self.subgroups!r}; expected {' or '.join(SUBGROUPS)}")
+        link = None if self.network is None else parse_link(self.network)
+        if self.json is not None:
+            if self.json.resolve() == self.model.resolve():
+                raise ArgumentError(f"--json: got {self.json}, which is the model; expected another name")
+            check_output("--json", self.json, self.folder)
+        return link
+
+
+def run_predict(options: PredictOptions) -> int:
     """Predict, print and write; the exit code."""
-    for name, value in (("--nodes", nodes), ("--ranks-per-node", ranks_per_node), ("--steps", steps)):
-        if value is not None and not 1 <= value <= _MOST_RANKS:
-            raise ArgumentError(f"{name}: got {value}; expected 1 to {_MOST_RANKS}")
-    if subgroups not in SUBGROUPS:
-        raise ArgumentError(f"--subgroups: got {subgroups!r}; expected {' or '.join(SUBGROUPS)}")
-    link = None if network is None else parse_link(network)
-    if json_file is not None and json_file.resolve() == model.resolve():
-        raise ArgumentError(f"--json: got {json_file}, which is the model; expected another name")
-    if json_file is not None:
-        check_output("--json", json_file, folder)
-    loaded = load_model(model)
-    traces = read(folder)
-    placement = Placement.of(traces, nodes, ranks_per_node, subgroups)
+    link = options.check()
+    model = load_model(options.model)
+    traces = read(options.folder)
+    placement = Placement.of(traces, options.nodes, options.ranks_per_node, options.subgroups)
     if placement.world_size > _MOST_RANKS:
         raise ArgumentError(f"got {placement}; expected {_MOST_RANKS} at most")
-    estimator, notes = _estimator(loaded, traces, library, backend, link)
-    job = predict(traces, estimator, placement, keep_parts=keep_parts, keep_recorded=keep_recorded)
-    notes += _notes(job, traces, keep_parts, link)
-    if json_file is not None:
-        document = _document(job, folder, model, estimator, link, steps, notes)
-        with replacing(json_file) as file:
+    estimator, notes = _estimator(model, traces, options, link)
+    job = predict(traces, estimator, placement, keep_parts=options.keep_parts, keep_recorded=options.keep_recorded)
+    notes += _notes(job, traces, options.keep_parts, link)
+    if options.json is not None:
+        document = _document(job, options, estimator, link, notes)
+        with replacing(options.json) as file:
             json.dump(document, file, indent=1, allow_nan=False)
             file.write("\n")
-    show(sys.stdout, job_tables(job, link, f"{estimator.library}/{estimator.backend}", steps, notes))
+    show(sys.stdout, job_tables(job, link, f"{estimator.library}/{estimator.backend}", options.steps, notes))
     return 0
 
 
 def _estimator(
-    model: Model, traces: Sequence[RankTrace], library: str | None, backend: str | None, link: Link | None
+    model: Model, traces: Sequence[RankTrace], options: PredictOptions, link: Link | None
 ) -> tuple[Estimator, list[str]]:
     """Of the library that was recorded where the model has it and nobody said another."""
-    recorded = traces[0].backend
+    recorded, library, backend = traces[0].backend, options.library, options.backend
     if (
         library is None
         and backend is None
@@ -175,7 +194,7 @@ def _notes(job: Job, traces: Sequence[RankTrace], keep_parts: bool, link: Link |
 
 
 def _document(
-    job: Job, folder: Path, model: Path, estimator: Estimator, link: Link | None, steps: int | None, notes: list[str]
+    job: Job, options: PredictOptions, estimator: Estimator, link: Link | None, notes: list[str]
 ) -> dict[str, Any]:
     rows = [
         {
@@ -199,14 +218,14 @@ def _document(
         "communication": asdict(job.communication),
         "without_communication_s": job.without_communication_s,
     }
-    if steps:
-        predicted["step"] = {name: value / steps for name, value in asdict(job.wall).items()}
+    if options.steps:
+        predicted["step"] = {name: value / options.steps for name, value in asdict(job.wall).items()}
     return {
         "format": FORMAT,
         "version": VERSION,
         "what": NOT_MEASURED,
-        "trace": str(folder),
-        "model": str(model),
+        "trace": str(options.folder),
+        "model": str(options.model),
         "library": estimator.library,
         "backend": estimator.backend,
         "nodes": job.placement.nodes,
