@@ -164,90 +164,56 @@ def bench(
     Exit code: 0, 1 where a result is wrong or slower than before or a rank failed, 2 for wrong usage.
     """
     try:
-        options = _options(
-            operations or [], minbytes, maxbytes, stepfactor, stepbytes, op, datatype, root, iters, warmup_iters,
-            rounds, check, average, per_iter_timing, timeout, ranks, backend, group_size, peers, compression, json, csv,
-            plot, compare, tolerance,
-        )  # fmt: skip
+        names = asked.operations(operations or [])
+        if stepfactor is not None and stepbytes is not None:
+            raise ArgumentError(f"got --stepfactor {stepfactor} and --stepbytes {stepbytes}; expected one of them")
+        if tolerance is not None and not compare:
+            raise ArgumentError(f"--tolerance: got {tolerance} without --compare; expected both, or neither")
+        for name, value in (("--ranks", ranks), ("--group-size", group_size)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"{name}: got {value}; expected at least 1")
+        if per_iter_timing not in (0, 1):
+            raise ArgumentError(f"--per_iter_timing: got {per_iter_timing}; expected 0 or 1")
+        step = scan.parse_size("--stepbytes", stepbytes) if stepbytes is not None else 0
+        if stepbytes is not None and not step:
+            raise ArgumentError(f"--stepbytes: got {stepbytes}; expected at least 1 byte")
+        if op is not None:
+            asked.check_reduces(names, op)
+        ops, all_ops = asked.reductions(op or "sum")
+        dtypes, all_dtypes = asked.dtypes(datatype)
+        options = asked.Options(
+            operations=names,
+            minbytes=scan.parse_size("--minbytes", minbytes),
+            maxbytes=scan.parse_size("--maxbytes", maxbytes),
+            stepfactor=2 if stepfactor is None else stepfactor,
+            stepbytes=step,
+            iters=iters,
+            warmup_iters=warmup_iters,
+            check=check,
+            dtypes=dtypes,
+            all_dtypes=all_dtypes,
+            ops=ops,
+            all_ops=all_ops,
+            root=asked.root(root),
+            average=average,
+            per_iteration=bool(per_iter_timing),
+            timeout_s=scan.duration_s("--timeout", timeout),
+            ranks=ranks or 0,
+            backends=asked.words("--backend", backend),
+            group_size=group_size or 0,
+            peers=asked.peers(peers),
+            compressions=asked.words("--compression", compression),
+            rounds=rounds,
+            json=json,
+            csv=csv,
+            plot=plot,
+            compare=compare,
+            tolerance=0.1 if tolerance is None else scan.percentage("--tolerance", tolerance),
+            command=shlex.join(["commctl", *sys.argv[1:]]),
+        )
     except ArgumentError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
     from comm_orchestrator.tools.bench.command import run
 
     raise typer.Exit(run(options))
-
-
-def _options(
-    operations: list[str],
-    minbytes: str,
-    maxbytes: str,
-    stepfactor: int | None,
-    stepbytes: str | None,
-    op: str | None,
-    datatype: str,
-    root: str,
-    iters: int,
-    warmup_iters: int,
-    rounds: int,
-    check: int,
-    average: int,
-    per_iter_timing: int,
-    timeout: float,
-    ranks: int | None,
-    backend: str | None,
-    group_size: int | None,
-    peers: str | None,
-    compression: str | None,
-    json: str,
-    csv: str,
-    plot: str,
-    compare: str,
-    tolerance: str | None,
-) -> asked.Options:
-    names = asked.operations(operations)
-    if stepfactor is not None and stepbytes is not None:
-        raise ArgumentError(f"got --stepfactor {stepfactor} and --stepbytes {stepbytes}; expected one of them")
-    if tolerance is not None and not compare:
-        raise ArgumentError(f"--tolerance: got {tolerance} without --compare; expected both, or neither")
-    for name, value in (("--ranks", ranks), ("--group-size", group_size)):
-        if value is not None and value < 1:
-            raise ArgumentError(f"{name}: got {value}; expected at least 1")
-    if per_iter_timing not in (0, 1):
-        raise ArgumentError(f"--per_iter_timing: got {per_iter_timing}; expected 0 or 1")
-    step = scan.parse_size("--stepbytes", stepbytes) if stepbytes is not None else 0
-    if stepbytes is not None and not step:
-        raise ArgumentError(f"--stepbytes: got {stepbytes}; expected at least 1 byte")
-    if op is not None:
-        asked.check_reduces(names, op)
-    ops, all_ops = asked.reductions(op or "sum")
-    dtypes, all_dtypes = asked.dtypes(datatype)
-    return asked.Options(
-        operations=names,
-        minbytes=scan.parse_size("--minbytes", minbytes),
-        maxbytes=scan.parse_size("--maxbytes", maxbytes),
-        stepfactor=2 if stepfactor is None else stepfactor,
-        stepbytes=step,
-        iters=iters,
-        warmup_iters=warmup_iters,
-        check=check,
-        dtypes=dtypes,
-        all_dtypes=all_dtypes,
-        ops=ops,
-        all_ops=all_ops,
-        root=asked.root(root),
-        average=average,
-        per_iteration=bool(per_iter_timing),
-        timeout_s=scan.duration_s("--timeout", timeout),
-        ranks=ranks or 0,
-        backends=asked.words("--backend", backend),
-        group_size=group_size or 0,
-        peers=asked.peers(peers),
-        compressions=asked.words("--compression", compression),
-        rounds=rounds,
-        json=json,
-        csv=csv,
-        plot=plot,
-        compare=compare,
-        tolerance=0.1 if tolerance is None else scan.percentage("--tolerance", tolerance),
-        command=shlex.join(["commctl", *sys.argv[1:]]),
-    )
