@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from comm_collectives.recorded.work import Like, ObservedWork
+from comm_collectives.recorded.work import ObservedWork, RecordedKind
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import Operation, RankTrace
 from comm_utils.observability.traces.file import TraceWriter, load_rank
@@ -26,7 +26,9 @@ class Ended:
 
 
 def released(log: CommsLogger) -> ObservedWork:
-    return ObservedWork(Ended(), log, Like(log.series(OPERATION), itertools.count(), None, OPERATION), (0, 1, 2))
+    return ObservedWork(
+        Ended(), log, RecordedKind(log.series(OPERATION), itertools.count(), None, OPERATION), (0, 1, 2)
+    )
 
 
 @pytest.fixture

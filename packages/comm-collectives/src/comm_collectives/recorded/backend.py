@@ -50,19 +50,19 @@ class RecordingBackend(TimedCalls):
         self, call: ComposedCall, method: Method, started: Callable[[Backend], Work | None]
     ) -> Work | None:
         """Do what ``started`` does with the wrapped backend, compressed or in several steps; record it as ``call``."""
-        like = self._composed_like(call, method)
+        kind = self._kind_of_composed(call, method)
         instead = None
         if method.was_plain is not None:
-            instead = method.was_plain, self._composed_like(call, ONE_STEP)
-        begin, outcome, end = self._marked(like, call.async_op, started, (self.inner,))
+            instead = method.was_plain, self._kind_of_composed(call, ONE_STEP)
+        begin, outcome, end = self._marked(kind, call.async_op, started, (self.inner,))
         if instead is not None and not call.async_op and instead[0]():
-            like = instead[1]
-        series, counter, own, what = like
+            kind = instead[1]
+        series, counter, own, what = kind
         sequence = next(counter)
         if series is None:
             return outcome
         if call.async_op and outcome is not None:
-            return ObservedWork(outcome, self._log, like, (sequence, begin, end), instead)
+            return ObservedWork(outcome, self._log, kind, (sequence, begin, end), instead)
         if own is None:
             series.add(sequence, begin, end)
         else:

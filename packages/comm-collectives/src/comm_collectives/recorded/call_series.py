@@ -11,7 +11,7 @@ from comm_collectives import labels
 from comm_collectives.composed import ComposedCall, Method, Root
 from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.device_times import DeviceTimes
-from comm_collectives.recorded.work import Like
+from comm_collectives.recorded.work import RecordedKind
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend
@@ -51,7 +51,7 @@ class CallSeries(BackendWrapper):
         self._devices = devices
         self._known = inner.fast_paths.memo("recorded")
 
-    def _like(
+    def _kind_of(
         self,
         operation: str,
         group: ProcessGroup | None,
@@ -60,8 +60,8 @@ class CallSeries(BackendWrapper):
         root: Root,
         tag: int,
         async_op: bool,
-    ) -> Like:
-        """Return the series in which calls of this kind are recorded."""
+    ) -> RecordedKind:
+        """Return how calls with these arguments are recorded."""
         log, label = self._log, labels.label.get()
         known = self._known
         usual = log.is_plain and label is NO_LABEL
@@ -70,24 +70,24 @@ class CallSeries(BackendWrapper):
         if tensor is not None and not tensor.is_cpu:
             key = (*key, "device")
         if usual:
-            found: Like | None = known.get(key)
+            found: RecordedKind | None = known.get(key)
             if found is not None:
                 return found
         call = CallArguments(operation, group, tensor, op, root, tag, async_op)
-        return self._new_like(label, key if usual else None, call)
+        return self._new_kind(label, key if usual else None, call)
 
-    def _new_like(
+    def _new_kind(
         self,
         label: tuple[str | None, bool],
         key: tuple[object, ...] | None,
         call: CallArguments,
         method: str = "",
         wire_bytes: int = 0,
-    ) -> Like:
+    ) -> RecordedKind:
         """Look the series up, and remember it under ``key`` unless that is None or the call is not recorded."""
         log, (log_name, prof), known = self._log, label, self._known
         operation, group, tensor, op, root, tag, async_op = call
-        kind = operations.record_name(operation, self.call)
+        recorded_as = operations.record_name(operation, self.call)
         pattern = operations.get(operation).pattern
         ranks = tuple(self.inner.get_process_group_ranks(group))
         # Groups without a name are those of other threads' worlds, in tests.
@@ -107,8 +107,8 @@ class CallSeries(BackendWrapper):
         counter = log.sequences.counter(channel, within)
         size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
         what = Operation(
-            name=log_name or kind,
-            operation=kind,
+            name=log_name or recorded_as,
+            operation=recorded_as,
             size_bytes=size,
             ranks=ranks,
             group=group_name,
@@ -123,26 +123,26 @@ class CallSeries(BackendWrapper):
             wire_bytes=wire_bytes,
         )
         if not (prof or log.wants(what.name)):
-            return Like(None, counter, None, what)
+            return RecordedKind(None, counter, None, what)
         series = log.series(what)
-        made = Like(series, counter, _own(what, series.operation), what)
+        made = RecordedKind(series, counter, _own(what, series.operation), what)
         if key is not None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
             known[key] = made
         return made
 
-    def _composed_like(self, call: ComposedCall, method: Method) -> Like:
-        """Return the series in which calls of this kind are recorded that are made of several exchanges."""
+    def _kind_of_composed(self, call: ComposedCall, method: Method) -> RecordedKind:
+        """Return how such calls are recorded, which are made of several exchanges."""
         log, label, known = self._log, labels.label.get(), self._known
         usual = log.is_plain and label is NO_LABEL
         group, counted, op, async_op, root = call.group, call.counted, call.op, call.async_op, call.root
         size, way = (counted.nbytes, counted.dtype, counted.is_cpu), (method.name, method.wire_bytes)
         key = (call.name, size, group, op, way, root, async_op, self.call)
-        found: Like | None = known.get(key) if usual else None
+        found: RecordedKind | None = known.get(key) if usual else None
         if found is None:
             arguments = CallArguments(call.name, group, counted, op, root, 0, async_op)
-            found = self._new_like(label, key if usual else None, arguments, *way)
+            found = self._new_kind(label, key if usual else None, arguments, *way)
         return found
 
 

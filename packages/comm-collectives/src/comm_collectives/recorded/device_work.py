@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from comm_collectives.recorded.device_times import DeviceTimes
-from comm_collectives.recorded.work import Like, ObservedWork
+from comm_collectives.recorded.work import ObservedWork, RecordedKind
 from comm_utils.observability.comms_logger import CommsLogger
 
 __all__ = ["DeviceCall", "DeviceWork"]
@@ -23,25 +23,25 @@ _numbers = itertools.count()
 class DeviceCall:
     """One call, whose times :class:`DeviceTimes` brings when the device has passed."""
 
-    def __init__(self, log: CommsLogger, like: Like, sequence: int) -> None:
-        self._log, self._like, self._sequence = log, like, sequence
+    def __init__(self, log: CommsLogger, kind: RecordedKind, sequence: int) -> None:
+        self._log, self._kind, self._sequence = log, kind, sequence
         self._trace = log.opened()
         self._begin_ns: int | None = None
         self._waits: list[tuple[int, int]] = []  # those that are known before the call's own times
 
     def ended(self, begin_ns: int, end_ns: int) -> None:
         """Record the call, which takes no time on the device before the operation begins."""
-        log, like = self._log, self._like
+        log, kind = self._log, self._kind
         self._begin_ns = begin_ns = begin_ns + next(_numbers) % _RESOLUTION_NS
         end_ns = max(end_ns, begin_ns)
-        returned_ns = begin_ns if like.operation.asynchronous else None
-        assert like.series is not None
-        like.series.add_event(self._sequence, begin_ns, end_ns, returned_ns, like.own)
+        returned_ns = begin_ns if kind.operation.asynchronous else None
+        assert kind.series is not None
+        kind.series.add_event(self._sequence, begin_ns, end_ns, returned_ns, kind.own)
         log.closed(self._trace)
         for wait in self._waits:
             self.waited(*wait)
         if log.verbose:
-            log.line(like.operation, end_ns - begin_ns)
+            log.line(kind.operation, end_ns - begin_ns)
 
     def failed(self) -> None:
         """Record nothing: a time that ended with a failure says nothing about the operation."""
@@ -51,9 +51,9 @@ class DeviceCall:
         """Record that the current stream waited for the operation."""
         if self._begin_ns is None:
             self._waits.append((begin_ns, end_ns))
-        elif self._like.series is not None:
+        elif self._kind.series is not None:
             begin_ns = max(begin_ns, self._begin_ns)
-            self._like.series.add_wait(self._begin_ns, begin_ns, max(end_ns, begin_ns))
+            self._kind.series.add_wait(self._begin_ns, begin_ns, max(end_ns, begin_ns))
 
 
 class DeviceWork(ObservedWork):
@@ -62,9 +62,15 @@ class DeviceWork(ObservedWork):
     __slots__ = ("_call", "_device", "_devices")
 
     def __init__(
-        self, work: Any, log: CommsLogger, like: Like, call: DeviceCall, device: torch.device, devices: DeviceTimes
+        self,
+        work: Any,
+        log: CommsLogger,
+        kind: RecordedKind,
+        call: DeviceCall,
+        device: torch.device,
+        devices: DeviceTimes,
     ) -> None:
-        super().__init__(work, log, like, None)
+        super().__init__(work, log, kind, None)
         self._call, self._device, self._devices = call, device, devices
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:

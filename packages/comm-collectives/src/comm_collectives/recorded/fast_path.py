@@ -82,7 +82,7 @@ def _synchronous(
     root: Root,
     call: Callable[..., bool],
 ) -> FastPath:
-    log, like_of, observe = backend._log, backend._like, backend._observe
+    log, kind_of, observe = backend._log, backend._kind_of, backend._observe
     known: dict[object, tuple[int, Any]] = {}
     now, label_of, no_label = perf_counter_ns, label.get, NO_LABEL
     recorder = log.recorder
@@ -111,12 +111,12 @@ def _synchronous(
             return False
         end = now()
         if found is None:
-            like = like_of(operation, group, counted, op, root, 0, False)
-            if like.series is not None and like.own is None:  # settings may have changed, in another thread
+            kind = kind_of(operation, group, counted, op, root, 0, False)
+            if kind.series is not None and kind.own is None:  # settings may have changed, in another thread
                 if len(known) >= MOST_KNOWN:
                     known.clear()
-                known[key] = like.series.number, like.counter
-            like.add(next(like.counter), begin, end)
+                known[key] = kind.series.number, kind.counter
+            kind.add(next(kind.counter), begin, end)
             return True
         wait((found[0], next(found[1]), begin, end))
         if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
@@ -153,7 +153,7 @@ def _asynchronous(
 # --- whose size counts, and what similar calls have in common, which costs less to find
 
 # The last is whether it is on the CPU: one fast path may serve several devices.
-_LikeKey: TypeAlias = tuple[torch.dtype, int, bool]
+_Key: TypeAlias = tuple[torch.dtype, int, bool]
 
 
 def _nothing() -> None:
@@ -164,7 +164,7 @@ def _first(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
-def _key_of_first(tensor: Any, *_: Any) -> _LikeKey:
+def _key_of_first(tensor: Any, *_: Any) -> _Key:
     return tensor.dtype, tensor.nbytes, tensor.is_cpu
 
 
@@ -172,7 +172,7 @@ def _second(_: Any, tensor: Any, *__: Any) -> Any:
     return tensor
 
 
-def _key_of_second(_: Any, tensor: Any, *__: Any) -> _LikeKey:
+def _key_of_second(_: Any, tensor: Any, *__: Any) -> _Key:
     return tensor.dtype, tensor.nbytes, tensor.is_cpu
 
 
@@ -180,7 +180,7 @@ def _larger(output: Any, input: Any, *_: Any) -> Any:
     return input if output.nbytes <= input.nbytes else output
 
 
-def _key_of_larger(output: Any, input: Any, *_: Any) -> _LikeKey:
+def _key_of_larger(output: Any, input: Any, *_: Any) -> _Key:
     sent, received = input.nbytes, output.nbytes
     return input.dtype, sent if received <= sent else received, input.is_cpu
 
@@ -190,7 +190,7 @@ def _larger_list(outputs: Any, inputs: Any) -> Payload:
     return Payload(first.dtype, _key_of_lists(outputs, inputs)[1], first.is_cpu, first.device)
 
 
-def _key_of_lists(outputs: Any, inputs: Any) -> _LikeKey:
+def _key_of_lists(outputs: Any, inputs: Any) -> _Key:
     sent = received = 0
     for one in inputs:
         sent += one.nbytes

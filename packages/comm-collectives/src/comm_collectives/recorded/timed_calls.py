@@ -15,7 +15,7 @@ from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.call_series import ANYBODY, CallArguments, CallSeries
 from comm_collectives.recorded.device_work import DeviceCall, DeviceWork
 from comm_collectives.recorded.profiler_ranges import open_range
-from comm_collectives.recorded.work import Like, ObservedWork
+from comm_collectives.recorded.work import ObservedWork, RecordedKind
 from comm_utils.backend import Work
 
 __all__ = ["TimedCalls"]
@@ -59,25 +59,25 @@ class TimedCalls(CallSeries):
             if is_fast and not outcome:
                 return outcome
             dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
-            like = self._known.get((operation, size, dtype, group, op, root, tag, async_op, self.call))
-            if like is None:
-                like = self._like(operation, group, tensor, op, root, tag, async_op)
+            kind = self._known.get((operation, size, dtype, group, op, root, tag, async_op, self.call))
+            if kind is None:
+                kind = self._kind_of(operation, group, tensor, op, root, tag, async_op)
         else:
-            like = self._like(operation, group, tensor, op, root, tag, async_op)
-            begin, outcome, end = self._marked(like, async_op, call, args)
+            kind = self._kind_of(operation, group, tensor, op, root, tag, async_op)
+            begin, outcome, end = self._marked(kind, async_op, call, args)
             if is_fast and not outcome:
                 return outcome
         if root is ANYBODY and operation == "recv":  # now we know
-            like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
-        series, counter, own, what = like
+            kind = self._kind_of(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
+        series, counter, own, what = kind
         sequence = next(counter)
         if series is None:
             return outcome
         if splits is not None:
             own = {**(own or {}), **splits}
-            like = like._replace(own=own)
+            kind = kind._replace(own=own)
         if async_op and outcome is not None:
-            watched: Any = ObservedWork(outcome, log, like, (sequence, begin, end))
+            watched: Any = ObservedWork(outcome, log, kind, (sequence, begin, end))
             outcome = watched  # a T; a cast() would be one more call
             return outcome
         if own is None:
@@ -97,43 +97,45 @@ class TimedCalls(CallSeries):
         is_fast: bool,
     ) -> T:
         log, devices, device, async_op = self._log, self._devices, described.tensor.device, described.async_op
-        like = self._like(*described)
-        start = None if like.series is None else devices.start(device)
-        begin, outcome, returned = self._marked(like, async_op, call, args)
+        kind = self._kind_of(*described)
+        start = None if kind.series is None else devices.start(device)
+        begin, outcome, returned = self._marked(kind, async_op, call, args)
         if is_fast and not outcome:
             return outcome
         if described.root is ANYBODY and described.operation == "recv":
-            like = self._like(*described._replace(root=(cast(int, outcome), None)))
-        sequence = next(like.counter)
+            kind = self._kind_of(*described._replace(root=(cast(int, outcome), None)))
+        sequence = next(kind.counter)
         if start is None:
             return outcome
         if splits is not None:
-            like = like._replace(own={**(like.own or {}), **splits})
+            kind = kind._replace(own={**(kind.own or {}), **splits})
         devices.collect()
         if async_op and outcome is not None:
-            watched: Any = self._watched_on_device(outcome, device, start, like, (sequence, begin, returned))
+            watched: Any = self._watched_on_device(outcome, device, start, kind, (sequence, begin, returned))
             return cast(T, watched)
-        devices.end(device, start, DeviceCall(log, like, sequence).ended)
+        devices.end(device, start, DeviceCall(log, kind, sequence).ended)
         return outcome
 
     def _watched_on_device(
-        self, work: Any, device: torch.device, start: Any, like: Like, event: tuple[int, int, int]
+        self, work: Any, device: torch.device, start: Any, kind: RecordedKind, event: tuple[int, int, int]
     ) -> ObservedWork:
         try:
             future = work.library_future()
         except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
-            return ObservedWork(work, self._log, like, event)
-        call = DeviceCall(self._log, like, event[0])
+            return ObservedWork(work, self._log, kind, event)
+        call = DeviceCall(self._log, kind, event[0])
         self._devices.end_with(device, start, future, call.ended, call.failed)
-        return DeviceWork(work, self._log, like, call, device, self._devices)
+        return DeviceWork(work, self._log, kind, call, device, self._devices)
 
-    def _marked(self, like: Like, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[int, T, int]:
+    def _marked(
+        self, kind: RecordedKind, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]
+    ) -> tuple[int, T, int]:
         """Make the call, within a range where that is asked for; when it began and ended, and what it returned."""
-        if not self._log.ranges or like.series is None:
+        if not self._log.ranges or kind.series is None:
             begin = perf_counter_ns()
             outcome = call(*args)
             return begin, outcome, perf_counter_ns()
-        what = like.operation
+        what = kind.operation
         with open_range(what.operation, what.size_bytes, what.ranks, async_op):
             begin = perf_counter_ns()
             outcome = call(*args)
@@ -141,10 +143,10 @@ class TimedCalls(CallSeries):
 
     def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
         root = p2p.peer, getattr(p2p, "group_peer", None)
-        like = self._like(p2p.op.__name__, p2p.group, p2p.tensor, None, root, p2p.tag, True)
-        event = next(like.counter), begin, returned
-        if like.series is None:
+        kind = self._kind_of(p2p.op.__name__, p2p.group, p2p.tensor, None, root, p2p.tag, True)
+        event = next(kind.counter), begin, returned
+        if kind.series is None:
             return work
         if start is not None:
-            return cast(Work, self._watched_on_device(work, p2p.tensor.device, start, like, event))
-        return cast(Work, ObservedWork(work, self._log, like, event))
+            return cast(Work, self._watched_on_device(work, p2p.tensor.device, start, kind, event))
+        return cast(Work, ObservedWork(work, self._log, kind, event))

@@ -19,11 +19,11 @@ from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.torch_support.handle import Handle
 
-__all__ = ["Like", "ObservedWork"]
+__all__ = ["ObservedWork", "RecordedKind"]
 
 
-class Like(NamedTuple):
-    """The record that similar calls share.
+class RecordedKind(NamedTuple):
+    """How calls of one kind are recorded: of the same operation, size, group and so on.
 
     Attributes:
         series: where their times go; None where they are not recorded.
@@ -50,7 +50,7 @@ class ObservedWork(Handle):
 
     Args:
         event: sequence, begin_ns, returned_ns; None where somebody else records the operation.
-        instead: says at the end whether the record is another one than ``like``, and which.
+        instead: says at the end whether the record is another one than ``kind``, and which.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class ObservedWork(Handle):
         "_ended_ns",
         "_event",
         "_instead",
-        "_like",
+        "_kind",
         "_log",
         "_trace",
         "_waited",
@@ -70,12 +70,12 @@ class ObservedWork(Handle):
         self,
         work: Any,
         log: CommsLogger,
-        like: Like,
+        kind: RecordedKind,
         event: tuple[int, int, int] | None,
-        instead: tuple[Callable[[], bool], Like] | None = None,
+        instead: tuple[Callable[[], bool], RecordedKind] | None = None,
     ) -> None:
         self._work, self._instead = work, instead
-        self._log, self._like = log, like
+        self._log, self._kind = log, kind
         self._event = event
         self._waited = False
         self._ended_ns: Callable[[], int | None] | None = getattr(work, "ended_ns", None)
@@ -114,18 +114,18 @@ class ObservedWork(Handle):
             return None
         sequence, begin_ns, returned_ns = event
         end_ns = max(end_ns or perf_counter_ns(), begin_ns)
-        like = self._like
+        kind = self._kind
         if self._instead is not None and self._instead[0]():
-            like = self._instead[1]
-        return partial(_record, self._log, like, self._trace, sequence, begin_ns, end_ns, returned_ns)
+            kind = self._instead[1]
+        return partial(_record, self._log, kind, self._trace, sequence, begin_ns, end_ns, returned_ns)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         begin_ns = perf_counter_ns()
         done: bool = self._work.wait(timeout)
         if self._event is not None:
             self._record(None if self._ended_ns is None else self._ended_ns())
-        if self._log.writes and not self._waited and self._like.series is not None:
-            self._like.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
+        if self._log.writes and not self._waited and self._kind.series is not None:
+            self._kind.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
         self._waited = True
         return done
 
@@ -169,21 +169,21 @@ class ObservedWork(Handle):
 
 def _record(
     log: CommsLogger,
-    like: Like,
+    kind: RecordedKind,
     trace: TraceWriter | None,
     sequence: int,
     begin_ns: int,
     end_ns: int,
     returned_ns: int,
 ) -> None:
-    assert like.series is not None
+    assert kind.series is not None
     if log.writes:
-        like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
+        kind.series.add_event(sequence, begin_ns, end_ns, returned_ns, kind.own)
     else:
-        like.series.add(sequence, begin_ns, end_ns)
+        kind.series.add(sequence, begin_ns, end_ns)
     log.closed(trace)
     if log.verbose:
-        log.line(like.operation, end_ns - begin_ns)
+        log.line(kind.operation, end_ns - begin_ns)
 
 
 # Each costs memory, and a line in what faulthandler prints, which stops at a hundred.
