@@ -49,6 +49,13 @@ def _keep_lost(extra, values, decoded, places, is_there):
 
 
 @triton.jit
+def _store(target, decoded, places, is_there, FLAG: tl.constexpr):
+    if FLAG:
+        decoded = tl.load(target + places, mask=is_there, other=0.0) + decoded
+    tl.store(target + places, decoded, mask=is_there)
+
+
+@triton.jit
 def encode_blocks(
     source,
     extra,
@@ -80,20 +87,19 @@ def encode_blocks(
     if KIND == 2:
         element = scaled.to(wire.dtype.element_ty)
         tl.store(wire + places, element, mask=is_there)
-        if FLAG:
-            _keep_lost(extra, values, element.to(tl.float32) * scale[:, None], places, is_there)
+        rounded = element.to(tl.float32)
     else:
         integers = (scaled + _ROUNDER).to(tl.int32, bitcast=True)
         if KIND == 0:
             tl.store(wire + places, (integers & 0xFF).to(tl.uint8), mask=is_there)
-            signed = (integers << 24) >> 24
+            rounded = ((integers << 24) >> 24).to(tl.float32)
         else:
             low, high = tl.split(tl.reshape(integers & 0xF, (ROWS, BLOCK // 2, 2)))
             pairs = rows[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
             tl.store(wire + pairs, (low | (high << 4)).to(tl.uint8), mask=pairs * 2 < count)
-            signed = (integers << 28) >> 28
-        if FLAG:
-            _keep_lost(extra, values, signed.to(tl.float32) * scale[:, None], places, is_there)
+            rounded = ((integers << 28) >> 28).to(tl.float32)
+    if FLAG:
+        _keep_lost(extra, values, rounded * scale[:, None], places, is_there)
 
 
 @triton.jit
@@ -120,10 +126,7 @@ def decode_blocks(
     else:
         byte = tl.load(wire + places // 2, mask=is_there, other=0).to(tl.int32)
         element = ((byte << tl.where(places % 2 == 0, 28, 24).to(tl.int32)) >> 28).to(tl.float32)
-    decoded = element * scale[:, None]
-    if FLAG:
-        decoded = tl.load(target + places, mask=is_there, other=0.0) + decoded
-    tl.store(target + places, decoded, mask=is_there)
+    _store(target, element * scale[:, None], places, is_there, FLAG)
 
 
 @triton.jit
@@ -164,22 +167,11 @@ def decode_signs(target, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: 
     scale = tl.load(scales + rows, mask=rows * BLOCK < count, other=0.0)
     byte = tl.load(wire + places // 8, mask=is_there, other=0).to(tl.int32)
     decoded = (((byte >> (places % 8).to(tl.int32)) & 1).to(tl.float32) * 2 - 1) * scale[:, None]
-    if FLAG:
-        decoded = tl.load(target + places, mask=is_there, other=0.0) + decoded
-    tl.store(target + places, decoded, mask=is_there)
+    _store(target, decoded, places, is_there, FLAG)
 
 
 @triton.jit
-def encode_cast(
-    source,
-    extra,
-    scales,
-    wire,
-    count,
-    FLAG: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def encode_cast(source, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Round elements to 16 bits, and keep what that loses."""
     _, places = _places(ROWS, BLOCK)
     is_there = places < count
@@ -191,20 +183,9 @@ def encode_cast(
 
 
 @triton.jit
-def decode_cast(
-    target,
-    extra,
-    scales,
-    wire,
-    count,
-    FLAG: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+def decode_cast(target, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Widen elements of 16 bits."""
     _, places = _places(ROWS, BLOCK)
     is_there = places < count
     decoded = tl.load(wire + places, mask=is_there, other=0.0).to(tl.float32)
-    if FLAG:
-        decoded = tl.load(target + places, mask=is_there, other=0.0) + decoded
-    tl.store(target + places, decoded, mask=is_there)
+    _store(target, decoded, places, is_there, FLAG)
