@@ -15,6 +15,7 @@ parameters stay gathered from the forward to the end of the backward instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -299,6 +300,15 @@ class Gathering:
         finally:
             self._is_open = was_open
             self.free_all(keeps_aliases=True)
+
+    @contextmanager
+    def as_open(self) -> Iterator[None]:
+        """Let calls of the model's ``state_dict()`` pass meanwhile, which see parameters as they are."""
+        was_open, self._is_open = self._is_open, True
+        try:
+            yield
+        finally:
+            self._is_open = was_open
 
     @property
     def is_open(self) -> bool:

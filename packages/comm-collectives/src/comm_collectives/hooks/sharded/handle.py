@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, cast
 
@@ -408,14 +408,8 @@ class Sharded(Handle):
         return state
 
     def _model_state(self, prefix: str) -> dict[str, Any]:
-        is_open, gathering = True, self._gathering
-        if gathering is not None:
-            is_open, gathering._is_open = gathering._is_open, True  # the hook that refuses lets this pass
-        try:
+        with nullcontext() if self._gathering is None else self._gathering.as_open():
             values = self.model.state_dict(keep_vars=True)
-        finally:
-            if gathering is not None:
-                gathering._is_open = is_open
         return model_state(self.model, self._flats, values, prefix)
 
     def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None, prefix: str = "") -> None:
