@@ -171,6 +171,22 @@ def test_installed_packages_add_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sys.modules.pop("rows_of_mine", None)
 
 
+@pytest.mark.parametrize(
+    ("operation", "detail", "op", "root"),
+    [
+        ("all_reduce", "max", "max", None),
+        ("reduce", (3, "sum"), "sum", 3),
+        ("broadcast", 3, None, 3),
+        ("send", 3, None, 3),
+        ("gather", None, None, 0),
+        ("all_gather", None, None, None),
+        ("barrier", None, None, None),
+    ],
+)
+def test_op_and_root_of_fast_paths(operation: str, detail: object, op: object, root: int | None) -> None:
+    assert operations.get(operation).op_and_root(detail) == (op, root)
+
+
 def test_the_conformance_suite_calls_every_primitive() -> None:
     folder = Path(inspect.getfile(operations)).parents[1] / "testing"
     trees = [ast.parse(path.read_text()) for path in folder.glob("conformance*.py")]

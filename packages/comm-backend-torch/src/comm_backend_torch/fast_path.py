@@ -26,7 +26,6 @@ from comm_utils import operations
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.recorder import Kind
-from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.group_state import GroupState
@@ -70,14 +69,8 @@ def fast_path(
 
 def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | None, int | None]:
     """Return the op and the root's group rank that ``detail`` names."""
-    root = op = None
-    row = operations.get(operation)
-    reduces, is_rooted = row.pattern.reduces, row.argument(Role.ROOT) is not None
-    if reduces:
-        op = parse_reduce_op(detail[1] if is_rooted else detail)
-    if is_rooted:
-        root = state.position(detail[0] if reduces else detail, None)
-    return op, root
+    op, root = operations.get(operation).op_and_root(detail)
+    return None if op is None else parse_reduce_op(op), None if root is None else state.position(root, None)
 
 
 def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind: CallKind) -> FastPath | None:

@@ -18,7 +18,6 @@ from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, NotInitializedError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
-from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat_view, flattened, unflatten
@@ -64,10 +63,9 @@ def _in_order(
     found: FastPath | None, backend: Backend, operation: str, detail: object, group: ProcessGroup | None
 ) -> FastPath | None:
     """Keep from a fast path what the library would add in an order of its own."""
-    row = operations.get(operation)
-    if found is None or not row.pattern.reduces:
+    op, _ = operations.get(operation).op_and_root(detail)
+    if found is None or op is None:
         return found
-    op = detail[1] if row.argument(Role.ROOT) is not None else detail  # type: ignore[index]
     ordered, fast = ordered_dtypes(backend, parse_reduce_op(op), group), found
     if not ordered:
         return found

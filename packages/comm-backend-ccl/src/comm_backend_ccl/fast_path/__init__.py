@@ -16,8 +16,7 @@ from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.work import CclWork
 from comm_utils import operations
 from comm_utils.fast_path import FastPath
-from comm_utils.operations import Role
-from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import Accept, acceptance
 
 __all__ = ["fast_path"]
@@ -36,14 +35,13 @@ def fast_path(
         return all_reduce_coalesced(ours, parse_reduce_op(detail), name, forget)
     if operation not in STARTS or (async_op and operation in MESSAGES):
         return None
-    row = operations.get(operation)
-    reduces, is_rooted = row.pattern.reduces, row.argument(Role.ROOT) is not None
-    op = parse_reduce_op((detail[1] if is_rooted else detail) if reduces else "sum")
-    root = ours.position(detail[0] if reduces else detail, None) if is_rooted else 0
+    given, source = operations.get(operation).op_and_root(detail)
+    op = ReduceOp.SUM if given is None else parse_reduce_op(given)
+    root = 0 if source is None else ours.position(source, None)
     kind = Kind(operation, name, op, root, async_op)
     capabilities = ours.capabilities
     dtypes = capabilities.dtypes
-    if reduces:
+    if given is not None:
         dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
         if not dtypes:
             return None  # the library may not know the op at all

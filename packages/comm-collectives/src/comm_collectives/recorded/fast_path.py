@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.composed import Root
 from comm_collectives.labels import NO_LABEL, label
 from comm_collectives.recorded.call_series import MOST_KNOWN
+from comm_utils import operations
 from comm_utils.backend import Work
 from comm_utils.fast_path import FastPath
 from comm_utils.observability.series import NUMBERS_WAITING
@@ -42,7 +43,8 @@ def recorded_fast_path(
     payload, key_of = _PAYLOADS.get(operation, (_first, _key_of_first))
     if operation == "all_to_all_single" and backend.call.startswith("reduce_scatter"):
         payload, key_of = _second, _key_of_second
-    op, root = _op_and_root(operation, detail)
+    op, source = operations.get(operation).op_and_root(detail)
+    root = source, None
     if async_op:
         return _asynchronous(backend, travels, payload, group, op, root, call)
     return _synchronous(backend, travels, payload, key_of, group, op, root, call)
@@ -60,16 +62,6 @@ def splits_of(
             in_row = tensor.numel() // max(tensor.shape[0], 1)
             found[name] = [number * in_row for number in rows]
     return found
-
-
-def _op_and_root(operation: str, detail: Any) -> tuple[object, Root]:
-    if operation == "reduce":
-        return detail[1], (detail[0], None)
-    if operation in ("broadcast", "recv", "send"):
-        return None, (detail, None)
-    if operation in ("gather", "scatter"):
-        return None, (0 if detail is None else detail, None)
-    return detail, (None, None)
 
 
 def _synchronous(

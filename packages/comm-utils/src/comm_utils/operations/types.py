@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
+from typing import Any
 
 __all__ = [
     "Algorithm",
@@ -318,6 +319,15 @@ class OperationSpec:
     def argument(self, role: Role) -> Argument | None:
         """Return the first argument of ``role``, None where it has none."""
         return next((one for one in self.arguments if one.role is role), None)
+
+    def op_and_root(self, detail: Any) -> tuple[object, int | None]:
+        """Return the op and the root of a fast path, as ``Backend.fast_path`` gets them; None for what it has not.
+
+        The root is a global rank: 0, the default of those that have one, for None.
+        """
+        reduces, is_rooted = self.pattern.reduces, self.argument(Role.ROOT) is not None
+        root, op = detail if reduces and is_rooted else (detail, detail)
+        return op if reduces else None, (root or 0) if is_rooted else None
 
     @property
     def counted(self) -> tuple[Argument, ...]:
