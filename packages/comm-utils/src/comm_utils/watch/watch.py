@@ -211,10 +211,6 @@ class Watch:
         """Call ``function()`` in the watch's thread, to bring the records of this rank up to date."""
         self._before_looks.append(function)
 
-    def found(self, group: str, trouble: Trouble) -> None:
-        """Note trouble of a group that a function of :meth:`before_each_look` has found."""
-        self._found(group, trouble)
-
     def has_steps(self, group: str, steps: Sequence[str]) -> None:
         """Add to the other groups of this rank in which calls on ``group`` go in steps; none from its end on.
 
@@ -386,7 +382,7 @@ class Watch:
             self._compare()
         if self._looks is not None:
             for group, trouble in self._looks.waiting.look(waiting):
-                self._found(group, trouble)
+                self.found(group, trouble)
         if self._observer is not None:
             for notice in self._observer.notices():
                 self._heard(notice.group, notice.error, notice.text)
@@ -394,7 +390,7 @@ class Watch:
                     left = Left(notice.last, Trouble(PeerLostError, notice.text))
                     self._left[notice.group] = min(left, self._left.get(notice.group, left), key=lambda one: one.last)
             for group, trouble in self._observer.found():
-                self._found(group, trouble)
+                self.found(group, trouble)
         self._unraised.log(self._view.rank, {call.group.name for call in waiting})
 
     def _waiting_calls(self) -> list[Call]:
@@ -409,10 +405,10 @@ class Watch:
         if self._looks is None:
             return
         for group, trouble in self._looks.comparison.look(thoroughly):
-            self._found(group, trouble)
+            self.found(group, trouble)
         if self.settings.mismatch != "strict":  # in which each message comes with a description, which is compared
             for group, trouble in self._looks.messages.look(thoroughly):
-                self._found(group, trouble)
+                self.found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
         """End the calls of a group in which the main thread waits and cannot see SIGINT, or that it has left by it."""
@@ -430,8 +426,8 @@ class Watch:
         self._troubles[group] = trouble
         self._unraised.add(group, trouble)
 
-    def _found(self, group: str, trouble: Trouble) -> None:
-        """Note trouble that this rank has found, and tell the others."""
+    def found(self, group: str, trouble: Trouble) -> None:
+        """Note trouble that this rank has found, and tell the others; called in the watch's thread."""
         if group in self._troubles:
             return
         self._enter(group, trouble)
