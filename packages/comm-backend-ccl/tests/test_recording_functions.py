@@ -227,7 +227,7 @@ def test_memory_that_is_no_ring_is_refused() -> None:
     memory = bytearray(8192)
     recorder = (iter(()), len, len, {}, len)
     with pytest.raises(RuntimeError, match="not that of a flight recorder"):
-        native_module.recording_functions((id(memory), len(memory), memory), recorder, (None, 1, 2, True, 0))
+        native_module.NATIVE.recording_functions(id(memory), len(memory), memory, *recorder, None, 1, 2, True, 0)
 
 
 def test_the_memory_of_a_ring_stays_as_long_as_its_functions() -> None:

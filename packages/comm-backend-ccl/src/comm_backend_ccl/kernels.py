@@ -1,6 +1,7 @@
 """Native kernels for every layer; named by the entry points ``comm_utils.kernels``.
 
 Looking them up imports this package, which makes ``"ccl"`` known to ``torch.distributed`` and does nothing else.
+The headers in ``native/shared_memory/kernels`` and ``python`` say what native code takes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import native_module
+from comm_backend_ccl.native_module import NATIVE, has_kernels, plain_tensor
 from comm_backend_ccl.shared_memory import MOST_RANKS
-from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
+from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY, OPS
 from comm_utils.kernels import CollectingPaths, PathsByKey, PlainBatch, SizesOfDtype
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support import plain_tensors as plain_predicates
@@ -47,10 +48,13 @@ def plain_tensors(
 ) -> Callable[[Sequence[object]], bool] | None:
     """See ``comm_utils.kernels.plain_tensors``."""
     device = _DEVICES.get(device_type)
-    if device is None:
+    if device is None or NATIVE is None:
         return None
-    codes = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
-    return native_module.plain_tensors(device, codes, inference, grad, otherwise)
+    codes = {DTYPES[dtype] for dtype in dtypes if dtype in DTYPES}
+    found: Callable[[Sequence[object]], bool] | None = NATIVE.plain_tensors(
+        device, sum(1 << code for code in codes), inference, grad, otherwise
+    )
+    return found
 
 
 def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
@@ -59,7 +63,7 @@ def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, err
     if code is None or not _is_error_of(source, error):
         return False
     lost = 0 if error is None else error.data_ptr()
-    native_module.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
+    NATIVE.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
     return True
 
 
@@ -68,7 +72,7 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     code = _code(codec, target, wire)
     if code is None:
         return False
-    native_module.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
+    NATIVE.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
     return True
 
 
@@ -87,7 +91,7 @@ def decode_reduce_encode(
         return False
     if any(one.numel() != wire.numel() for one in wires):
         return False
-    native_module.decode_reduce_encode(
+    NATIVE.decode_reduce_encode(
         code,
         [one.data_ptr() for one in wires],
         total.data_ptr(),
@@ -104,7 +108,7 @@ def decode_reduce_encode(
 def _code(codec: str, elements: torch.Tensor, *wires: torch.Tensor) -> int | None:
     """Return the code of a format; None where native code does not have it, or cannot take the tensors."""
     code = CODECS.get(codec)
-    if code is None or not native_module.has_kernels() or not _is_plain(elements, torch.float32):
+    if code is None or not has_kernels() or not _is_plain(elements, torch.float32):
         return None
     return code if all(_is_plain(wire, torch.uint8) for wire in wires) else None
 
@@ -152,7 +156,7 @@ def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | Non
     """Return dtype, address and bytes of each; None where one is not plain."""
     places = []
     for one in buckets:
-        code = native_module.plain_tensor(one)
+        code = plain_tensor(one)
         if code is None:
             return None
         places.append((code, one.data_ptr(), one.nbytes))
@@ -161,7 +165,7 @@ def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | Non
 
 def plain_batch(tensors: list[torch.Tensor]) -> NativeBatch | None:
     """See ``comm_utils.kernels.plain_batch``."""
-    native = native_module.plain_batch(tensors)
+    native = None if NATIVE is None else NATIVE.plain_batch(tensors)
     return None if native is None else NativeBatch(native)
 
 
@@ -169,29 +173,28 @@ def collecting_paths(
     fallback: PathsByKey, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
 ) -> CollectingPaths | None:
     """See ``comm_utils.kernels.collecting_paths``."""
-    found: CollectingPaths | None = native_module.collecting_paths(fallback, threads, make)
-    return found
+    return None if NATIVE is None else NATIVE.collecting_paths(fallback, threads, make)
 
 
 def collecting_path(key: object, runs: list[Any], return_value: object) -> Callable[..., Any] | None:
     """See ``comm_utils.kernels.collecting_path``."""
-    found: Callable[..., Any] | None = native_module.collecting_path(key, runs, return_value)
-    return found
+    return None if NATIVE is None else NATIVE.collecting_path(key, runs, return_value)
 
 
 def recording_functions(
     recorder: Any, series: object, kind: int, signature: int, counts: bool, tag_word: int
 ) -> tuple[Callable[..., Any], ...] | None:
     """See ``comm_utils.kernels.recording_functions``."""
-    if native_module.NATIVE is None:
+    if NATIVE is None:
         return None
     memory = recorder.memory
     kept = ctypes.c_char.from_buffer(memory.memory)
-    return native_module.recording_functions(
-        (ctypes.addressof(kept), len(memory.memory), kept),
-        (recorder.numbers, recorder.caller, recorder.note_thread, recorder.sites, memory.add_splits),
-        (series, kind, signature, counts, tag_word),
+    found: tuple[Callable[..., Any], ...] = NATIVE.recording_functions(
+        *(ctypes.addressof(kept), len(memory.memory), kept),
+        *(recorder.numbers, recorder.caller, recorder.note_thread, recorder.sites, memory.add_splits),
+        *(series, kind, signature, counts, tag_word),
     )
+    return found
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -210,7 +213,7 @@ def _are_plain(dtype: torch.dtype) -> PlainTensors:
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:
     """See ``comm_utils.kernels.reduce``; of plain, contiguous tensors on the CPU."""
     dtype, shape = output.dtype, output.shape
-    possible = native_module.has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
+    possible = has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
     if not possible or not 0 < len(inputs) <= MOST_RANKS:
         return False
     if not all(one.shape == shape and _is_plain(one, dtype) for one in (output, *inputs)):
@@ -218,5 +221,5 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     begin, size = output.data_ptr(), output.nbytes
     if any(0 < abs(one.data_ptr() - begin) < size for one in inputs):
         return False  # overwritten before it is read
-    native_module.reduce(DTYPES[dtype], op, begin, [tensor.data_ptr() for tensor in inputs], output.numel())
+    NATIVE.reduce(DTYPES[dtype], OPS[op], begin, [tensor.data_ptr() for tensor in inputs], output.numel())
     return True

@@ -158,11 +158,10 @@ class SharedCommunicator(Communicator):
         if found is None or self.gone(peer):
             return super().failed(call, error, peer)
         finder, missing = found
+        text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
         trouble = self._cause(timed_out=False)
         if trouble is not None:
-            text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
             return self.in_trouble(call, trouble, text)
-        text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
         self._break(f"{call}: {text}")
         late = ", which is this rank: it came too late" if missing == {self.rank} else ""
         return self.failure(CommTimeoutError, f"{call} on {self} failed", f"{text}{late}")
@@ -181,7 +180,7 @@ class SharedCommunicator(Communicator):
         return state == 1
 
     def release(self, handle: shared_memory.Pending) -> None:
-        shared_memory.release(handle)
+        """Do nothing: the object frees itself, and the operation goes on."""
 
 
 _open: weakref.WeakSet[SharedCommunicator] = weakref.WeakSet()

@@ -49,7 +49,6 @@ __all__ = [
     "missing",
     "record_as",
     "record_to",
-    "release",
     "settings",
     "source",
     "start",
@@ -312,7 +311,7 @@ def coalesced_path(
     put: Callable[[torch.Tensor, int, int, torch.dtype], None],
     user_call: str = "",
 ) -> Callable[[Any], bool] | None:
-    """Return a function of a list of tensors, or of what :func:`native_module.plain_batch` returns, that reduces them.
+    """Return a function of a list of tensors, or of the ``native`` of a ``kernels.NativeBatch``, that reduces them.
 
     It returns as that of :func:`fast_path`, which takes the same tensors. None where torch is too old to be asked.
 
@@ -415,10 +414,6 @@ def begin_wait(handle: Pending, caller: int, limited: bool) -> None:
 def drain(group: Group, seconds: float) -> None:
     """Let what is under way come to an end, for so long."""
     group.drain(seconds)
-
-
-def release(handle: Pending) -> None:
-    """End the use of a handle; the operation goes on, and the object frees itself."""
 
 
 def close_descriptor(descriptor: int) -> None:
