@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from comm_collectives import objects
+from comm_collectives import groups, objects, subgroups
 from comm_collectives.help_texts import with_full_help
 from comm_utils import errors, operations
 
@@ -39,6 +39,12 @@ def test_classes_are_those_of_the_package() -> None:
 @pytest.mark.parametrize("row", list(operations.rows()), ids=lambda row: row.name)
 def test_every_error_is_shown(row: operations.OperationSpec) -> None:
     assert raises(operations.function_of(row)) >= OF_CALLS
+
+
+def test_errors_of_new_groups_are_shown() -> None:
+    assert raises(groups.new_group) >= OF_CALLS - {"BrokenGroupError"}
+    for one in (subgroups.new_subgroups, subgroups.new_subgroups_by_enumeration, subgroups.split_group):
+        assert "CommError" in raises(one)
 
 
 @pytest.mark.parametrize("name", objects.__all__)

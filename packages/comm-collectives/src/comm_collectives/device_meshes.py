@@ -35,6 +35,9 @@ def init_device_mesh(
         mesh_shape: ranks along every dimension of the mesh; their product is the world size.
         mesh_dim_names: a name for each dimension.
         options: passed to ``torch.distributed.device_mesh.init_device_mesh``.
+
+    Raises:
+        CommError: as for :func:`new_group`.
     """
     from torch.distributed import device_mesh  # at the first use: it imports much that most programs never need
 

@@ -235,6 +235,13 @@ def new_group(
         group_desc: a name for logs.
         device_id: the device to bind the group to.
         sort_ranks: False keeps the order of ``ranks``, which then is the order of the ranks within the group.
+
+    Raises:
+        NotInitializedError: nothing is initialised.
+        BackendUnavailableError: a member lacks what the library needs, or ``backend`` cannot be had; on every member.
+        CommTimeoutError: not every member came in time. The world stays usable.
+        PeerLostError: a member ended or gave up before the group was made, or could not be connected.
+        CollectiveMismatchError: members make other calls instead.
     """
     call = "new_group"
     chosen = _checked_ranks(ranks, arguments.active(call).get_process_group_ranks(None))

@@ -38,6 +38,9 @@ def new_subgroups(
     Returns:
         This rank's group, and a list with an entry for each group, in the order of their ranks. A group that this rank
         is not in is ``GroupMember.NON_GROUP_MEMBER``.
+
+    Raises:
+        CommError: as for :func:`new_group`.
     """
     call = "new_subgroups"
     arguments.active(call)
@@ -72,6 +75,9 @@ def new_subgroups_by_enumeration(
     Returns:
         This rank's group, ``GroupMember.NON_GROUP_MEMBER`` where it is in none, and a list as in
         :func:`new_subgroups`.
+
+    Raises:
+        CommError: as for :func:`new_group`.
     """
     call, name = "new_subgroups_by_enumeration", "ranks_per_subgroup_list"
     arguments.active(call)
@@ -99,6 +105,9 @@ def split_group(
 
     Returns:
         This rank's group, or None where it is in none.
+
+    Raises:
+        CommError: as for :func:`new_group`.
     """
     call, name = "split_group", "split_ranks"
     active = arguments.active(call)

@@ -131,6 +131,7 @@ def init_process_group(
         device_id: the device to bind to, or its index; by default the one of the local rank.
 
     Raises:
+        CommError: as for :func:`init_distributed`.
         ArgumentError: ``pg_options`` were given; or a world exists already, as in torch.
     """
     call = "init_process_group"
