@@ -23,7 +23,7 @@ __all__ = ["ObservedWork", "RecordedKind"]
 
 
 class RecordedKind(NamedTuple):
-    """How calls of one kind are recorded: of the same operation, size, group and so on.
+    """Keep how calls of one kind are recorded: those of one operation, size, group and so on.
 
     Attributes:
         series: where their times go; None where they are not recorded.

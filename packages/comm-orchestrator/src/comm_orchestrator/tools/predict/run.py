@@ -92,7 +92,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What ``commctl predict`` was given; its ``--help`` says what each is.
+    """Keep what ``commctl predict`` was given; its ``--help`` says what each is.
 
     Attributes:
         folder: of the trace.
