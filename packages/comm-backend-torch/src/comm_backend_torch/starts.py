@@ -108,23 +108,32 @@ def _flat(kind: CallKind, name: str) -> Callable[..., Any]:
     return getattr(kind.methods, name) if found is None else found
 
 
-def _of_list(kind: CallKind, method: Callable[..., Any], options: Any) -> Start:
-    """Return ``method`` of a list of one tensor."""
-    if kind.async_op:
-        return lambda tensor: method([tensor], options)
-    return lambda tensors: method(tensors, options)
+def _of_one(name: str, options_type: type) -> Callable[[CallKind], Start]:
+    """Return what makes starts that call the method ``name`` with a list of one tensor."""
+
+    def make(kind: CallKind) -> Start:
+        method, options = getattr(kind.methods, name), _options(kind, options_type)
+        if kind.async_op:
+            return lambda tensor: method([tensor], options)
+        return lambda tensors: method(tensors, options)
+
+    return make
 
 
-def _all_reduce(kind: CallKind) -> Start:
-    return _of_list(kind, kind.methods.allreduce, _options(kind, internals.AllreduceOptions))
+def _of_flat(name: str, options_type: type) -> Callable[[CallKind], Start]:
+    """Return what makes starts that call the flat collective ``name`` with one-dimensional views."""
 
+    def make(kind: CallKind) -> Start:
+        method, options = _flat(kind, name), _options(kind, options_type)
 
-def _broadcast(kind: CallKind) -> Start:
-    return _of_list(kind, kind.methods.broadcast, _options(kind, internals.BroadcastOptions))
+        def start(output: torch.Tensor, input: torch.Tensor) -> Any:
+            if output.dim() != 1 or input.dim() != 1:
+                output, input = flat_view(output), flat_view(input)
+            return method(output, input, options)
 
+        return start
 
-def _reduce(kind: CallKind) -> Start:
-    return _of_list(kind, kind.methods.reduce, _options(kind, internals.ReduceOptions))
+    return make
 
 
 def _message(name: str) -> Callable[[CallKind], Start | None]:
@@ -140,28 +149,6 @@ def _message(name: str) -> Callable[[CallKind], Start | None]:
 def _all_gather(kind: CallKind) -> Start:
     method, options = kind.methods.allgather, _options(kind, internals.AllgatherOptions)
     return lambda parts, tensor: method([parts], [tensor], options)
-
-
-def _all_gather_into_tensor(kind: CallKind) -> Start:
-    method, options = _flat(kind, "_allgather_base"), _options(kind, internals.AllgatherOptions)
-
-    def start(output: torch.Tensor, input: torch.Tensor) -> Any:
-        if output.dim() != 1 or input.dim() != 1:
-            output, input = flat_view(output), flat_view(input)
-        return method(output, input, options)
-
-    return start
-
-
-def _reduce_scatter_tensor(kind: CallKind) -> Start:
-    method, options = _flat(kind, "_reduce_scatter_base"), _options(kind, internals.ReduceScatterOptions)
-
-    def start(output: torch.Tensor, input: torch.Tensor) -> Any:
-        if output.dim() != 1 or input.dim() != 1:
-            output, input = flat_view(output), flat_view(input)
-        return method(output, input, options)
-
-    return start
 
 
 def _reduce_scatter(kind: CallKind) -> Start | None:
@@ -230,17 +217,17 @@ def _barrier(kind: CallKind) -> Start:
 
 STARTS: dict[str, Callable[[CallKind], Start | None]] = {
     "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "all_reduce": _all_reduce,
+    "all_gather_into_tensor": _of_flat("_allgather_base", internals.AllgatherOptions),
+    "all_reduce": _of_one("allreduce", internals.AllreduceOptions),
     "all_to_all": _all_to_all,
     "all_to_all_single": _all_to_all_single,
     "barrier": _barrier,
-    "broadcast": _broadcast,
+    "broadcast": _of_one("broadcast", internals.BroadcastOptions),
     "gather": _gather,
     "recv": _message("recv"),
-    "reduce": _reduce,
+    "reduce": _of_one("reduce", internals.ReduceOptions),
     "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "reduce_scatter_tensor": _of_flat("_reduce_scatter_base", internals.ReduceScatterOptions),
     "scatter": _scatter,
     "send": _message("send"),
 }

@@ -12,14 +12,14 @@ from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
 from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
-from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
+from comm_collectives.hooks.buckets import flat_layout, flat_memory
 from comm_collectives.hooks.sharded.freed_parameter import as_gathered, hide, show
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
 from comm_utils.torch_support import factories
 from comm_utils.torch_support.flattening import count_versions
 
-__all__ = ["FlatShard", "Segment", "flat_layout_of"]
+__all__ = ["FlatShard", "Segment"]
 
 
 @dataclass
@@ -36,11 +36,6 @@ class Segment:
     begin: int
     end: int
     positions: tuple[int, ...]
-
-
-def flat_layout_of(parameters: Sequence[torch.Tensor], world_size: int) -> FlatLayout:
-    """Return the places of ``parameters`` in flat memory that divides into equal parts for ``world_size`` ranks."""
-    return flat_layout(parameters, world_size)
 
 
 class FlatShard:
@@ -68,7 +63,7 @@ class FlatShard:
     def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter], group: Group, frees: bool) -> None:
         self.names, self.parameters, self.group, self.frees = list(names), list(parameters), group, frees
         self.rank, self.world_size = get_rank(group), get_world_size(group)
-        self.layout = flat_layout_of(parameters, self.world_size)
+        self.layout = flat_layout(parameters, multiple_of=self.world_size)
         self.shard_numel = self.layout.numel // self.world_size
         self.begin = self.rank * self.shard_numel
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
