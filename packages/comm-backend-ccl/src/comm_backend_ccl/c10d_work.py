@@ -40,7 +40,7 @@ class C10dWork(Work):
 
     @classmethod
     def of_all(cls, works: Sequence[C10dWork], outputs: Sequence[torch.Tensor]) -> C10dWork:
-        """One handle for several."""
+        """Return one handle for several."""
         made = cls(None, outputs)
         made._works = [one for work in works for one in work._works]
         return made

@@ -200,7 +200,7 @@ class Communicator(Group):
         watched: bool = False,
         name: str = "",
     ) -> CclWork:
-        """Return the same with the sizes of parts in rows, of the first dimension; None or empty is in equal parts."""
+        """Do :meth:`all_to_all` with parts of so many rows, of the first dimension; None or empty is equal parts."""
         if not output_rows and not input_rows:
             return self.all_to_all(output, input, watched=watched, name=name)
         return self.all_to_all(
@@ -245,7 +245,7 @@ class Communicator(Group):
         watched: bool = False,
         name: str = "",
     ) -> CclWork:
-        """Return the same on ``root`` alone; the others' ``outputs`` are not looked at."""
+        """Do :meth:`all_gather_parts` on ``root`` alone; the others' ``outputs`` are not looked at."""
         if root != self.rank or not outputs:
             return self.gather(None, input, root, watched, name)
         memory, finish = staging_memory(outputs, input)

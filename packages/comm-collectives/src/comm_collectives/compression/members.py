@@ -29,7 +29,7 @@ class Members:
 
     @classmethod
     def of(cls, backend: Backend, group: ProcessGroup | None) -> Members:
-        """Return this rank of ``group``."""
+        """Return the members of ``group``."""
         ranks = tuple(backend.get_process_group_ranks(group))
         return cls(backend.get_rank(group), len(ranks), ranks)
 

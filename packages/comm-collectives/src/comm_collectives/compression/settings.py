@@ -168,7 +168,7 @@ class Compression:
 
     @property
     def settled_min_size_bytes(self) -> int:
-        """Bytes from which on tensors are compressed, where that was measured or is known."""
+        """Return the bytes from which on tensors are compressed, where that was measured or is known."""
         assert isinstance(self.min_size_bytes, int)
         return self.min_size_bytes
 

@@ -35,7 +35,7 @@ class Facts:
         return self._values.get(field)
 
     def text(self, field: str, *variables: str) -> str | None:
-        """Return the same for a field that is a string."""
+        """Do :meth:`number` for a field that is a string."""
         for variable in variables:
             if variable in self._environ:
                 self.derive(field, self._environ[variable], f"environment variable {variable}")

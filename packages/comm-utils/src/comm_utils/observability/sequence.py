@@ -17,7 +17,7 @@ _UNKNOWN = -1
 
 
 def epoch_of(sequence: int) -> int:
-    """In which epoch ``sequence`` was given."""
+    """Return the epoch in which ``sequence`` was given."""
     return sequence // EPOCH
 
 

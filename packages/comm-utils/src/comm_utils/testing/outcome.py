@@ -55,7 +55,7 @@ class RankOutcome:
         return self.status == "returned"
 
     def describe(self) -> str:
-        """One line: what happened."""
+        """Return one line: what happened."""
         if self.status == "raised":
             what = f"raised {self.exception_type}: {self.message}".partition("\n")[0].rstrip(": ")
         elif self.status == "killed":

@@ -45,7 +45,7 @@ class GradientMemory:
             self._free.append(self._taken.pop(memory.data_ptr()))
 
     def clear(self) -> None:
-        """Return the memory that no bucket uses."""
+        """Give back the memory that no bucket uses."""
         self._free.clear()
 
     def tensors(self) -> list[torch.Tensor]:

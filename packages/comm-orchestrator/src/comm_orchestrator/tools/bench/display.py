@@ -54,7 +54,7 @@ class Table:
         self._columns, self._units = columns, units
 
     def header(self) -> list[str]:
-        """Three lines: which half is which, the columns, their units."""
+        """Return three lines: which half is which, the columns, their units."""
         if self._narrow:
             self._of_rows = None
             titles = [_NARROW_UNITS.get(name, name) for name in self._shown(self._columns)]

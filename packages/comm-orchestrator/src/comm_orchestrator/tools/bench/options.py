@@ -121,11 +121,11 @@ class Options:
         return averages(dtype) if op == "avg" else reduces(dtype)
 
     def sizes(self) -> list[int]:
-        """Bytes, in the order in which they are measured, before they are rounded to whole elements and parts."""
+        """Return the bytes to measure, in their order, before they are rounded to whole elements and parts."""
         return scan.series(self.minbytes, self.maxbytes, self.stepfactor, self.stepbytes)
 
     def dumps(self) -> str:
-        """As text for :meth:`loads`."""
+        """Return the options as text, for :meth:`loads`."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -136,7 +136,7 @@ class Options:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """For the results: what was measured and how, without where it was to be written."""
+        """Return, for the results, what was measured and how, without where it was to be written."""
         left_out = {"json", "csv", "plot", "compare", "tolerance", "command"}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
 
@@ -150,7 +150,7 @@ def _lacks(dtype: str) -> str:
 def chosen(
     name: str, given: Iterable[str], known: Sequence[str], aliases: Mapping[str, str]
 ) -> tuple[tuple[str, ...], bool]:
-    """Names out of comma lists, each once, in their order; and whether ``all`` was among them.
+    """Return names out of comma lists, each once, in their order; and whether ``all`` was among them.
 
     Raises:
         ArgumentError: one is unknown.
@@ -179,7 +179,7 @@ def operations(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def reductions(given: str) -> tuple[tuple[str, ...], bool]:
-    """Reductions by any of their names, and whether all were asked for.
+    """Return reductions by any of their names, and whether all were asked for.
 
     Raises:
         ArgumentError: one is unknown.
@@ -188,7 +188,7 @@ def reductions(given: str) -> tuple[tuple[str, ...], bool]:
 
 
 def dtypes(given: str) -> tuple[tuple[str, ...], bool]:
-    """Types by any of their names, and whether all were asked for.
+    """Return types by any of their names, and whether all were asked for.
 
     Raises:
         ArgumentError: one is unknown.
@@ -236,7 +236,7 @@ def words(name: str, given: str | None) -> tuple[str, ...]:
 
 
 def peers(given: str | None) -> tuple[str, ...]:
-    """Peers by name.
+    """Return peers by name.
 
     Raises:
         ArgumentError: one is unknown.

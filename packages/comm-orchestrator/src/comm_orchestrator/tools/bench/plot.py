@@ -54,7 +54,7 @@ def is_available() -> bool:
 
 
 def plot(results: Sequence[Point], path: str, title: str = "") -> None:
-    """Two panels for each operation, a line for each library and way; the same results give the same SVG.
+    """Draw two panels for each operation, a line for each library and way; the same results give the same SVG.
 
     Results without a size, such as those of ``barrier``, are left out.
 

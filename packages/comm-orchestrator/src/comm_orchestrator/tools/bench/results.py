@@ -30,7 +30,7 @@ class Seen:
     wire_bytes: int = 0
 
     def numbers(self) -> list[float]:
-        """As one list, for :meth:`of`."""
+        """Return the numbers as one list, for :meth:`of`."""
         return [float(self.wrong), float(self.wire_bytes), *self.rounds_us, *self.calls_us]
 
     @classmethod
@@ -56,7 +56,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def over_ranks(average: int, times: Sequence[float]) -> float:
-    """One time out of those of all ranks; NaN counts for none."""
+    """Return one time out of those of all ranks; NaN counts for none."""
     there = [one for one in times if not math.isnan(one)]
     functions: tuple[Callable[[Sequence[float]], float], ...] = (lambda found: found[0], fmean, min, max)
     return functions[average](there)

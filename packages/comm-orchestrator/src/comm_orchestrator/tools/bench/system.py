@@ -37,7 +37,7 @@ def hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe_system(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """For the results."""
+    """Return what the results say of this machine."""
     packages = {}
     for name in _PACKAGES:
         try:

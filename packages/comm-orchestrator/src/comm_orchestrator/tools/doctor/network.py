@@ -42,7 +42,7 @@ def resolve(name: str) -> list[str]:
 
 
 def check_host_names(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
-    """Return this host's own name, and the master address."""
+    """Look up this host's own name, and the master address."""
     findings = _own_name(launch, found, limit_s)
     if launch.master_addr is not None:
         findings += _master(launch, launch.master_addr, found, limit_s)
@@ -50,7 +50,7 @@ def check_host_names(launch: LaunchInfo, found: Addresses, limit_s: float) -> li
 
 
 def _look_up(name: str, what: str, limit_s: float) -> tuple[list[str], str, list[Finding]]:
-    """Addresses, why there are none, and whether that took long."""
+    """Return addresses, why there are none, and a finding where that took long."""
     start = time.monotonic()
     addresses, why = [], ""
     try:

@@ -107,7 +107,7 @@ def merge_reports(
     trials: Sequence[Trial],
     more: Iterable[Finding] = (),
 ) -> Report:
-    """One report.
+    """Return one report of those of all ranks.
 
     Args:
         reports: of all ranks in their order, or of this one alone.

@@ -94,7 +94,7 @@ def _progress(evidence: Evidence, rank: int, call: Call) -> str:
 
 
 def as_json(job: JobRings, evidence: Evidence, found: Sequence[Found], calls: int) -> dict[str, Any]:
-    """Return the same for programs; ages are seconds."""
+    """Return what is found, for programs; ages are seconds."""
     first = found[0] if found else None
     return {
         "verdict": {

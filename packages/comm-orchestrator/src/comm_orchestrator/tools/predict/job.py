@@ -47,7 +47,7 @@ class Row:
 
     @property
     def predicted(self) -> Interval:
-        """Return all calls together."""
+        """Return the time of all calls together."""
         if self.kept:
             return Interval(self.recorded_s, self.recorded_s, self.recorded_s)
         each = self.estimate

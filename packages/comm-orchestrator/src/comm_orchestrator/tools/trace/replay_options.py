@@ -47,7 +47,7 @@ class Options:
             raise ArgumentError(f"--timeout: got {self.timeout_s:g}; expected 1 to 86400 seconds, or 0 to derive it")
 
     def dumps(self) -> str:
-        """As text, for :meth:`loads`."""
+        """Return the options as text, for :meth:`loads`."""
         return json.dumps(asdict(self))
 
     @classmethod

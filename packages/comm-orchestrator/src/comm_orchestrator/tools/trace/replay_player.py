@@ -83,7 +83,7 @@ class Player:
         self._calls.prepare(sorted({event.operation for event in trace.events}, key=repr))
 
     def play(self) -> None:
-        """All of it; called by all ranks.
+        """Play all of it; called by all ranks.
 
         Raises:
             CommError: a call failed.

@@ -61,7 +61,7 @@ def significant(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """As a percentage; nothing for what is not known."""
+    """Return a percentage; "" for what is not known."""
     return "" if value is None else f"{value:.0%}"
 
 

@@ -29,7 +29,7 @@ class Errors:
 
 
 def errors_of(pairs: Iterable[tuple[float, float]]) -> Errors | None:
-    """From pairs of measured and modelled times, the former above zero; None for none."""
+    """Return the errors of pairs of measured and modelled times, the former above zero; None for none."""
     both = list(pairs)
     if not both:
         return None

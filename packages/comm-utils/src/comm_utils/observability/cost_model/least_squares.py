@@ -33,7 +33,7 @@ class Sums:
             self.add(term)
 
     def add(self, term: Term) -> None:
-        """One more measurement; its row is divided by its time, so that residuals are relative."""
+        """Add one measurement; its row is divided by its time, so that residuals are relative."""
         u, v = term.messages / term.time_us, term.volume_bytes / term.time_us
         y = 1 - term.offset_us / term.time_us
         self.count += 1

@@ -20,7 +20,7 @@ _LINK_BOUND = 1.25
 def over_link_us(
     pieces: Sequence[Piece], operation: str, shape: Shape, size_bytes: float, network: Link, choose: Choose
 ) -> float:
-    """Return a group over hosts, from what was measured within one.
+    """Return the time of an operation over hosts, in µs, from what was measured within one.
 
     A message between hosts costs what it costs within one, and the latency on top. Its bytes go as fast as the slower
     of the two allows: the library as measured, for each rank, or the link, for all ranks of a host together.
@@ -49,7 +49,7 @@ def over_other_link_us(
     network: Link,
     choose: Choose,
 ) -> float:
-    """Return a group over hosts, from what was measured over another link.
+    """Return the time of an operation over hosts, in µs, from what was measured over another link.
 
     Latencies differ by those of the links. Where the bandwidth was that of the link, give or take headers, it changes
     with the link; where it was lower, the software was the limit and stays it, unless the new link is slower still. No

@@ -109,7 +109,7 @@ class Event:
 
     @property
     def duration_ns(self) -> int:
-        """From the call to completion."""
+        """Return the time from the call to completion."""
         return self.end_ns - self.begin_ns
 
 

@@ -32,7 +32,7 @@ class Traffic:
 
 
 def traffic(traces: Iterable[RankTrace]) -> Traffic:
-    """Bytes that each rank sent to each other, each message counted once.
+    """Return the bytes that each rank sent to each other, each message counted once.
 
     The sender's record counts; where it is missing, because its recording was cut off, the receiver's does.
 
