@@ -23,14 +23,10 @@ def covered_ns(intervals: Iterable[Interval]) -> int:
 
 
 def span_ns(traces: Iterable[RankTrace]) -> Interval:
-    """From the first call to the last completion; ``(0, 0)`` where there is none."""
-    begins, ends = [0], [0]
-    for number, trace in enumerate(trace for trace in traces if trace.events):
-        if not number:
-            begins, ends = [], []
-        begins.append(min(event.begin_ns for event in trace.events))
-        ends.append(max(_end(event) for event in trace.events))
-    return min(begins), max(ends)
+    """Return the times of the first call and the last completion; ``(0, 0)`` where there is none."""
+    events = [event for trace in traces for event in trace.events]
+    begin_ns = min((event.begin_ns for event in events), default=0)
+    return begin_ns, max(map(_end, events), default=0)
 
 
 def _end(event: Event) -> int:
