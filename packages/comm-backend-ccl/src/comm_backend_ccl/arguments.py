@@ -22,6 +22,7 @@ __all__ = [
     "check_root",
     "check_tag",
     "fit",
+    "is_integer_average",
     "one",
     "op_of",
 ]

@@ -23,6 +23,7 @@ from comm_utils.torch_support.flattening import count_versions
 from comm_utils.torch_support.plain_tensors import PlainTensors
 
 __all__ = [
+    "NativeBatch",
     "collecting_path",
     "collecting_paths",
     "decode",

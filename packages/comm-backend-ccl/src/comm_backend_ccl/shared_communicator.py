@@ -23,7 +23,7 @@ from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
 from comm_utils.torch_support.remedies import how_to_set_timeout
 from comm_utils.weak_collections import members_of
 
-__all__ = ["SharedCommunicator"]
+__all__ = ["SharedCommunicator", "open_groups"]
 
 
 class SharedCommunicator(Communicator):

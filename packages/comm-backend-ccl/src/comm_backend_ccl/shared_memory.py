@@ -44,8 +44,10 @@ __all__ = [
     "facts",
     "failure",
     "fast_path",
+    "fixed_transfer",
     "join",
     "learns",
+    "methods",
     "missing",
     "record_as",
     "record_to",
@@ -53,12 +55,14 @@ __all__ = [
     "source",
     "start",
     "start_from",
+    "starter",
     "statistics",
     "time_out",
     "timed_out",
     "unavailable_reason",
     "wait",
     "waits_for",
+    "warn_of_single_copy",
 ]
 
 #: The variable that turns it off.

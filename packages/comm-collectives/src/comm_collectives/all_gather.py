@@ -35,7 +35,7 @@ from comm_utils.errors import ArgumentTypeError
 from comm_utils.torch_support import factories
 from comm_utils.torch_support.passed_tensors import passing_as
 
-__all__ = ["all_gather", "all_gather_into_tensor"]
+__all__ = ["all_gather", "all_gather_into_tensor", "check_all_gather", "check_into_tensor"]
 
 
 @overload

@@ -36,6 +36,7 @@ from comm_utils.torch_support.plain_tensors import present
 
 __all__ = [
     "destroy_process_group",
+    "forget_groups",
     "get_all_ranks_from_group",
     "get_backend",
     "get_global_rank",
@@ -44,6 +45,8 @@ __all__ = [
     "get_rank",
     "get_world_group",
     "get_world_size",
+    "make_group",
+    "members",
     "monitored_barrier",
     "new_group",
 ]

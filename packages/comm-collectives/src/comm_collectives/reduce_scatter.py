@@ -21,7 +21,7 @@ from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import parse_reduce_op
 
-__all__ = ["reduce_scatter", "reduce_scatter_tensor"]
+__all__ = ["check_reduce_scatter", "checked_reduce_scatter_tensor", "reduce_scatter", "reduce_scatter_tensor"]
 
 
 @overload

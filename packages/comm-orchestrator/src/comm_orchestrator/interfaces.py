@@ -24,6 +24,7 @@ __all__ = [
     "local_address_to",
     "matching",
     "numeric",
+    "outward_address",
     "variables",
 ]
 

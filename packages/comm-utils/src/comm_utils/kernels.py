@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENTRY_POINT_GROUP",
     "CollectingPaths",
+    "PathsByKey",
     "PlainBatch",
     "SizesOfDtype",
     "collecting_path",

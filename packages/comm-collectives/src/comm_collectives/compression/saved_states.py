@@ -15,7 +15,7 @@ from comm_collectives.compression.states import State
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["check_state", "load", "reshard", "save"]
+__all__ = ["POWERSGD", "check_state", "load", "reshard", "save"]
 
 #: The method whose states are those of ``low_rank.LowRank``.
 POWERSGD = "powersgd"

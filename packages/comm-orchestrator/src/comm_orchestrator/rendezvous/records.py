@@ -10,6 +10,8 @@ from comm_utils.errors import LaunchError
 from comm_utils.rank_processes import has_ended
 
 __all__ = [
+    "AGREED_SETTINGS",
+    "AGREED_VARIABLES",
     "RankRecord",
     "Refusal",
     "check_devices",

@@ -48,6 +48,7 @@ __all__ = [
     "FlightRecorder",
     "Kind",
     "Series",
+    "own_identity",
 ]
 
 _PRIVATE_RECORDS = 64

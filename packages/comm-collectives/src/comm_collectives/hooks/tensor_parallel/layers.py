@@ -24,7 +24,7 @@ from comm_collectives.hooks.tensor_parallel.sequence import (
 )
 from comm_utils.errors import ArgumentError
 
-__all__ = ["add_column", "add_gather", "add_row", "add_scatter", "add_vocabulary"]
+__all__ = ["Undo", "add_column", "add_gather", "add_row", "add_scatter", "add_vocabulary"]
 
 Undo = Callable[[], object]
 

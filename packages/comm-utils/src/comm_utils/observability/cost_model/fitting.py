@@ -12,7 +12,7 @@ from comm_utils.observability.cost_model.pieces import fit_pieces, term_of
 from comm_utils.observability.cost_model.points import Key, Point
 from comm_utils.observability.cost_model.rounds import Shape
 
-__all__ = ["HOLD_OUT", "Fit", "FittedPoint", "fit_all", "held_out", "within_key"]
+__all__ = ["HOLD_OUT", "Fit", "FittedPoint", "fit_all", "held_out", "time_us", "within_key"]
 
 _FOLDS = 8
 # Fewer say nothing about what lies between them.

@@ -12,6 +12,7 @@ from comm_utils.observability.sequence import epoch_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
 
 __all__ = [
+    "Group",
     "aligned",
     "channel_of",
     "group_of",
