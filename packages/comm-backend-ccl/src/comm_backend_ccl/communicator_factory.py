@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch.distributed import Store
 
-from comm_backend_ccl import host_profile, member_records, oneccl_library, placement, shared_memory, tuning
+from comm_backend_ccl import host_profile, member_records, oneccl_library, placement, shared_memory, tuning, variables
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.member_records import Member
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
@@ -82,11 +82,11 @@ class _Start(NamedTuple):
             oversubscribed: ranks share hardware threads, so that a measurement would time their waits for these.
             held: keeps other groups from measuring at the same time, until it is closed.
         """
-        if shared_memory.fixed_transfer():
+        if variables.fixed_transfer():
             return cls([], False, "")
         try:
             measures = (
-                shared_memory.learns()
+                variables.learns()
                 and not oversubscribed
                 and host_profile.is_wanted(ranks)
                 and held.enter_context(host_profile.sole_measurement())
@@ -119,7 +119,7 @@ class _Factory:
             "process": asdict(this_process()),
             "unavailable": reason and reason[0],
             "failure": oneccl_library.earlier_failure(),
-            "settings": shared_memory.settings(),
+            "settings": variables.settings(),
             "build": shared_memory.build(),
             "place": placement.mine().encoded(),
             "address": address,
@@ -202,8 +202,8 @@ class _Factory:
 
     def _check_settings(self, members: Sequence[Member], peers: Peers) -> None:
         """Raise where ranks have different settings of how data is moved; all of them do."""
-        for name in shared_memory.SETTINGS:
-            values = [dict(zip(shared_memory.SETTINGS, one.settings, strict=False)).get(name, "") for one in members]
+        for name in variables.SETTINGS:
+            values = [dict(zip(variables.SETTINGS, one.settings, strict=False)).get(name, "") for one in members]
             if len(set(values)) > 1:
                 found = ", ".join(f"rank {self._name(rank)}: {value!r}" for rank, value in enumerate(values))
                 self._wait_for_readers(peers)
@@ -259,7 +259,7 @@ class _Factory:
         if kind != "access":
             self._wait_for_readers(peers)
             raise BackendUnavailableError(
-                f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
+                f"rank {self._name(rank)}: {text}; {variables.SWITCH}=0 does without shared memory"
             )
         self._warn_of_oneccl(f"rank {self._name(rank)}: {text}")
         return str(text)

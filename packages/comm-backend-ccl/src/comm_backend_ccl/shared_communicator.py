@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from datetime import timedelta
 from typing import Any
 
-from comm_backend_ccl import host_profile, placement, shared_memory
+from comm_backend_ccl import host_profile, placement, shared_memory, variables
 from comm_backend_ccl.communicator import Begun, Communicator
 from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.peers import Peers
@@ -56,7 +56,7 @@ class SharedCommunicator(Communicator):
         self.reading_order = placement.reading_order(places, rank)
         share = placement.cache_share(places, rank, topology.this_placement().cache_bytes)
         #: How the group moves data, for as long as it is there.
-        self.settings = shared_memory.settings()
+        self.settings = variables.settings()
         self.native = shared_memory.join(
             pids[0], memory, rank, pids, self.oversubscribed, self.reading_order, share, self.settings
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from comm_backend_ccl import host_profile
 from comm_backend_ccl.engine_call import Call
 from comm_backend_ccl.native_module import LOAD_ERROR, NATIVE
 from comm_backend_ccl.tables import CALL_CODES, DTYPES, MESSAGE_DTYPES, OPS, OTHER_DTYPE, Operation
+from comm_backend_ccl.variables import SWITCH, TRANSFERS, fixed_transfer, is_off, settings, warn_of_values
 from comm_utils.flight_recorder.layout import CODES
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
@@ -27,8 +27,6 @@ Block: TypeAlias = Any
 __all__ = [
     "MOST_RANKS",
     "NEEDS_PROC",
-    "SETTINGS",
-    "SWITCH",
     "Block",
     "Group",
     "Pending",
@@ -44,14 +42,11 @@ __all__ = [
     "facts",
     "failure",
     "fast_path",
-    "fixed_transfer",
     "join",
-    "learns",
     "methods",
     "missing",
     "record_as",
     "record_to",
-    "settings",
     "source",
     "start",
     "start_from",
@@ -65,15 +60,7 @@ __all__ = [
     "warn_of_single_copy",
 ]
 
-#: The variable that turns it off.
-SWITCH = "CCL_SHARED_MEMORY"
-_KERNELS = "CCL_KERNELS"
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
-_BUILDS = "avx512, avx2, neon, portable"
-#: The variables that fix how data is moved.
-SETTINGS = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
-_TRANSFER, _LEARNING = SETTINGS
-_TRANSFERS = ("cached", "streamed", "single_copy")
 MOST_RANKS = 64
 NEEDS_PROC = "ranks share memory through /proc, which is not mounted here"
 #: The indices of groups that fit into the records of native code.
@@ -91,33 +78,12 @@ def unavailable_reason() -> tuple[str, str] | None:
         )
     if NATIVE.is_forked():
         return "shared memory was used before this process was forked", "start processes with spawn or forkserver"
-    wanted = os.environ.get(_KERNELS, "")
-    _warn_of_variables(*map(_value, (SWITCH, *SETTINGS)), wanted, NATIVE.choose_kernels())
-    if os.environ.get(SWITCH, "").strip() == "0":
+    warn_of_values(NATIVE.choose_kernels())
+    if is_off():
         return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
     if not os.path.exists("/proc/self/fd"):  # through which ranks open each other's memory
         return NEEDS_PROC, "mount it (mount -t proc proc /proc), or use dist_backend='gloo'"
     return None
-
-
-@functools.cache
-def _warn_of_variables(switch: str, transfer: str, learning: str, wanted: str, found: str) -> None:
-    """Name values that mean nothing, once each.
-
-    Args:
-        wanted, found: the kernels.
-    """
-    if switch not in ("", "0", "1"):
-        logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
-    if transfer and transfer not in _TRANSFERS:
-        expected = ", ".join(_TRANSFERS)
-        logger.warning("%s: got %r, expected one of %s; the fastest is measured", _TRANSFER, transfer, expected)
-    if learning not in ("", "0", "1"):
-        logger.warning("%s: got %r, expected 0 or 1; the fastest is measured", _LEARNING, learning)
-    if wanted and wanted != found:
-        logger.warning(
-            "%s: got %r, expected one of %s that this machine has; %s is used", _KERNELS, wanted, _BUILDS, found
-        )
 
 
 def build() -> str:
@@ -152,35 +118,14 @@ def start_from(group: Group, rows: Sequence[host_profile.Row]) -> None:
     group.start_from([(codes[row.operation], *row[1:]) for row in rows if row.operation in codes])
 
 
-def settings() -> list[str]:
-    """Return what the variables of this process that decide how its groups move data mean; "" is the default."""
-    transfer, learning = map(_value, SETTINGS)
-    return [transfer if transfer in _TRANSFERS else "", learning if learning == "0" else ""]
-
-
-def fixed_transfer() -> str:
-    """Return the variable and value that fix how groups of this process move data; "" where nothing does."""
-    value = _value(_TRANSFER)
-    return f"{_TRANSFER}={value}" if value in _TRANSFERS else ""
-
-
-def learns() -> bool:
-    """Return whether groups of this process choose among methods by measuring them."""
-    return not fixed_transfer() and _value(_LEARNING) != "0"
-
-
 def warn_of_single_copy(group: Group) -> None:
     """Say that the kernel forbids the transfer which is wanted, where it does; all ranks have joined the group."""
-    if _value(_TRANSFER) == "single_copy" and not group.reads_peers():
+    if settings()[0] == "single_copy" and not group.reads_peers():
         logger.warning(
             "%s: the kernel forbids this process to read the memory of its peers, as kernel.yama.ptrace_scope above 0 "
             "and seccomp do; all ranks of the group use cached copies instead",
             fixed_transfer(),
         )
-
-
-def _value(variable: str) -> str:
-    return os.environ.get(variable, "").strip()
 
 
 def create(size: int) -> tuple[int, int]:
@@ -214,7 +159,7 @@ def join(
         reading_order: the other ranks, in the order in which this one reads from them; that after ``rank`` where empty.
         cache_share: this rank's part of its last-level cache, in bytes; 0 is unknown. Outputs that do not fit are
             written around the caches.
-        moved_by: how the group moves data, as :func:`settings` returns it; all ranks have the same.
+        moved_by: how the group moves data, as :func:`variables.settings` returns it; all ranks have the same.
 
     Raises:
         MemoryError: there is not enough memory.
@@ -222,7 +167,7 @@ def join(
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
     transfer, learning = moved_by
-    code = _TRANSFERS.index(transfer) if transfer else -1
+    code = TRANSFERS.index(transfer) if transfer else -1
     return NATIVE.join(
         holder, *memory, rank, list(pids), oversubscribed, list(reading_order), cache_share, code, learning != "0"
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from comm_backend_ccl import host_profile, shared_communicator, shared_memory
+from comm_backend_ccl import host_profile, shared_communicator, variables
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
@@ -189,7 +189,7 @@ def tune(seen: Callable[[str, int], None] | None = None) -> bool:
     if world is None or world.size < 2:
         return False
     if not world.learns:
-        raise ArgumentError(f"{' and '.join(shared_memory.SETTINGS)} fix how data is moved; unset them to measure it")
+        raise ArgumentError(f"{' and '.join(variables.SETTINGS)} fix how data is moved; unset them to measure it")
     world.start_from([])
     measure(world, THOROUGH, seen)
     if world.rank == 0 and not host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.TUNE):
