@@ -18,6 +18,7 @@ import torch
 from torch.distributed import Store
 
 import comm_orchestrator as dist
+from comm_backend_ccl import member_records
 from comm_orchestrator.rendezvous import started
 from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.flight_recorder import RECORDER
@@ -624,3 +625,42 @@ def test_groups_made_beside_an_abandoned_one_cost_no_more_connections_than_on_ot
     of_waiting, of_raising = run_ranks(makes_groups_beside_an_abandoned_one, 2, str(tmp_path), timeout_s=90)
     assert of_waiting[0] <= of_raising[0] + 1
     assert of_waiting[1] == of_raising[1]
+
+
+def gives_up_before_the_memory_of_a_group(error: BaseException, one: int, folder: str) -> tuple[str, float]:
+    """Rank ``one`` raises when shared memory is being set up; return the error, and a sum on the group made then."""
+    dist.init_distributed("ccl", timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank, member = dist.get_rank(), member_records.member
+
+    def raise_it(*_: object) -> None:
+        raise error
+
+    if rank == one:
+        member_records.member = raise_it  # type: ignore[assignment]
+    with pytest.raises((CommError, type(error))) as caught:
+        dist.new_group([0, 1], timeout=600)
+    member_records.member = member
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "01")
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=dist.new_group([0, 1], timeout=TIMEOUT_S))
+    return f"{type(caught.value).__name__}: {caught.value}", float(tensor[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "one"),
+    [
+        pytest.param(KeyboardInterrupt("stop"), 0, id="KeyboardInterrupt of the rank that has the memory"),
+        pytest.param(TimeoutError("the step timed out"), 1, id="TimeoutError of another rank"),
+    ],
+)
+def test_a_rank_that_gives_up_while_memory_is_set_up_is_named_and_the_world_can_be_used(
+    tmp_path: Path, error: BaseException, one: int
+) -> None:
+    found = run_ranks(gives_up_before_the_memory_of_a_group, 2, error, one, str(tmp_path), timeout_s=90)
+    text = f"{type(error).__name__}: {error}"
+    assert found[one] == (text, 2.0)
+    other = 1 - one
+    said = f"the making of the group of ranks [0, 1], on rank {other}: rank {one} gave up: {text}"
+    assert found[other] == (f"PeerLostError: {said} [reported by rank {one}]", 2.0)

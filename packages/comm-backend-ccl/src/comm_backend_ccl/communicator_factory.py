@@ -32,7 +32,8 @@ from comm_utils.log import logger
 from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
-from comm_utils.torch_support.connecting import Connecting, Place
+from comm_utils.torch_support.connecting import Connecting, Place, Reports
+from comm_utils.torch_support.failures import is_interruption
 from comm_utils.torch_support.group_agreement import LEFT, let_others_read, report_ended
 from comm_utils.torch_support.store_waits import await_keys, delete_read_keys, look_at_waits
 
@@ -40,6 +41,8 @@ __all__ = ["make_communicator"]
 
 _NO_TIMEOUT_S = 10.0**6
 _LAST_MOMENT_S = 5.0
+# The key under which the ranks report why they could not be connected.
+_CONNECTED = "connected"
 # Reasons why groups do without shared memory: those of a process often have the same.
 _warned_of: set[str] = set()
 
@@ -56,6 +59,7 @@ def make_communicator(
 
     Raises:
         CommTimeoutError: not every rank came in time.
+        PeerLostError: another rank has ended, or gave up.
         BackendUnavailableError: there is not enough shared memory, or oneCCL is needed and cannot be used.
     """
     return _Factory(store, rank, size, timeout, ranks).communicator()
@@ -105,8 +109,18 @@ class _Factory:
         self._limit_s = timeout.total_seconds() or _NO_TIMEOUT_S
         self._store = BoundedStore(store, f"rank {self._name(rank)}: the making of {self._group()}", self._limit_s)
         self._end = time.monotonic() + self._limit_s
+        self._reports = Reports(self._store, _CONNECTED, self._on_rank(), self._name(rank))
 
     def communicator(self) -> Communicator:
+        try:
+            return self._connected()
+        except BaseException as error:
+            # The others have the errors of this module as well, but know nothing of Ctrl-C.
+            if is_interruption(error) or not isinstance(error, CommError):
+                self._reports.tell_of(error)
+            raise
+
+    def _connected(self) -> Communicator:
         interface = os.environ.get("FI_TCP_IFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
         listener = Listener(interface.split(",")[0].strip())
         with ExitStack() as held:
@@ -178,8 +192,7 @@ class _Factory:
             for rank, one in enumerate(members)
         }
         own, left_s = self._name(self._rank), max(0.0, self._end - time.monotonic())
-        who = f"the making of {self._group()}, on rank {own}"
-        return Connecting(self._store, "connected", who, own, found, "oneCCL", left_s)
+        return Connecting(self._store, _CONNECTED, self._on_rank(), own, found, "oneCCL", left_s)
 
     def _need_oneccl(self, why: str, members: Sequence[Member]) -> None:
         # All ranks know of it, so none waits for one that cannot take part.
@@ -290,6 +303,9 @@ class _Factory:
     def _who(self, rank: int) -> str:
         return f"rank {self._name(rank)} of {self._group()}"
 
+    def _on_rank(self) -> str:
+        return f"the making of {self._group()}, on rank {self._name(self._rank)}"
+
     def _name(self, rank: int) -> int:
         return rank if self._ranks is None else self._ranks[rank]
 
@@ -300,6 +316,7 @@ class _Factory:
 
     def _await(self, keys: list[str], ranks: Sequence[int], peers: Peers | None = None) -> list[bytes]:
         def look() -> None:
+            self._reports.look()
             if (
                 peers is not None
                 and (gone := peers.gone())
