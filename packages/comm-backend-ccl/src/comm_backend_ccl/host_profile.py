@@ -143,13 +143,7 @@ def _read() -> _Found:
     if file is None:
         return _Found(nothing)
     try:
-        found = json_files.parse(_text(file), str(file))
-        if not isinstance(found, dict) or not isinstance(found.get("ranks"), dict):
-            raise ArgumentError(f"{file}: expected an object with 'ranks'")
-        for ranks, one in found["ranks"].items():
-            if not ranks.isdecimal():
-                raise ArgumentError(f"{file}: got {ranks[:40]!r} for a number of ranks")
-            _checked(one, str(file))
+        found = _parsed(_text(file), str(file))
     except FileNotFoundError:
         return _Found(nothing)
     except OSError as error:
@@ -160,6 +154,19 @@ def _read() -> _Found:
         return _Found(found)
     logger.debug("%s was measured on another machine, kernel or version; it is not used", file)
     return _Found(nothing, is_foreign=True)
+
+
+@functools.lru_cache(maxsize=2)  # each new group asks several times
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    """Return the checked content of a profile, which callers leave as it is."""
+    found = json_files.parse(text, where)
+    if not isinstance(found, dict) or not isinstance(found.get("ranks"), dict):
+        raise ArgumentError(f"{where}: expected an object with 'ranks'")
+    for ranks, one in found["ranks"].items():
+        if not ranks.isdecimal():
+            raise ArgumentError(f"{where}: got {ranks[:40]!r} for a number of ranks")
+        _checked(one, where)
+    return found
 
 
 def _text(file: Path) -> str:
@@ -255,16 +262,15 @@ def store(ranks: int, rows: Sequence[Row], by: str, is_whole: bool = True) -> Pa
     if file is None or reason or (is_whole and not rows):
         logger.debug("the host's profile is not kept: %s", reason or "nothing was measured")
         return None
-    content = _read().content
-    content["machine"] = _machine()
+    before = _read().content["ranks"]
     measured = time.strftime("%Y-%m-%d %H:%M:%S")
     kept: dict[str, Any] = {"measured": measured, "by": by, "whole": is_whole, "rows": list(rows)}
     if not is_whole:
-        before, kinds = content["ranks"].get(str(ranks), {}), {row[:4] for row in rows}
-        earlier = _checked(before, "") if before else []
+        of_as_many, kinds = before.get(str(ranks), {}), {row[:4] for row in rows}
+        earlier = _checked(of_as_many, "") if of_as_many else []
         kept["rows"] = [row for row in earlier if row[:4] not in kinds] + list(rows)
-        kept["tries"] = before.get("tries", 0) + 1
-    content["ranks"][str(ranks)] = kept
+        kept["tries"] = of_as_many.get("tries", 0) + 1
+    content = {"machine": _machine(), "ranks": {**before, str(ranks): kept}}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_unfinished(file)
