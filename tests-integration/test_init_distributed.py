@@ -590,6 +590,32 @@ def test_a_start_after_one_that_was_given_up(tmp_path: Path, holds_store: bool) 
     assert run_ranks(begin_anew, 2, holds_store, tmp_path / "given_up") == [(0, 2), (1, 2)]
 
 
+LEFT = """
+import sys
+import comm_orchestrator as dist
+dist.init_distributed("gloo", init_method=sys.argv[1], rank=0, world_size=2, verbose=False)
+"""
+
+
+def run_with_remnant(method: str) -> str:
+    rank = int(os.environ["RANK"])
+    return refused(dist_backend="gloo", init_method=method, rank=rank, world_size=2)
+
+
+def test_4_a_file_with_the_record_of_an_earlier_start(bare_pools: Pools, tmp_path: Path) -> None:
+    path = tmp_path / "meet"
+    with subprocess.Popen([sys.executable, "-c", LEFT, f"file://{path}"]) as earlier:
+        while not (path.exists() and b"record/1" in path.read_bytes()):
+            assert earlier.poll() is None
+            time.sleep(0.01)
+        earlier.kill()
+    for text in bare_pools(2).run(run_with_remnant, f"file://{path}"):
+        assert re.search(rf"pid {earlier.pid} on ", text)
+        assert re.search(rf"(which has ended|decided before).*earlier start.*, remove {path} and start again$", text)
+    path.unlink()
+    assert [entry[:2] for entry in bare_pools(2).run(run_variables)] == [(0, 2), (1, 2)]
+
+
 # --- 5. which backend
 
 

@@ -99,6 +99,18 @@ def test_a_rank_that_was_killed_before_it_had_compared_the_records() -> None:
     assert time.monotonic() - begin < 2 * patience()
 
 
+def test_a_verdict_that_an_earlier_start_may_have_left() -> None:
+    store = HashStore()
+    (first,) = together([arrival(0, 2)], 0.2, store=store)
+    assert isinstance(first, CommTimeoutError)
+    assert str(first).endswith("what it printed")
+    said = (
+        r"rank 1 of 2 did not come .*; that was decided before rank 1 .* came: if an earlier start left it, remove it$"
+    )
+    with pytest.raises(CommTimeoutError, match=said):
+        rendezvous(arrival(1, 2), Deadline(10), names, RendezvousPoint(store, renewal="remove it"))
+
+
 def test_processes_that_cannot_be_seen_from_here_have_not_ended() -> None:
     lost = ended_rank(1, 2)
     assert lost.has_ended(lost)

@@ -62,6 +62,7 @@ class RendezvousPoint:
         agreed: called by one rank when all agreed.
         failed: called by each rank after it has read why they cannot go on.
         given_up: called by such a process when it stops waiting for others to read that.
+        renewal: how to begin without what an earlier start has left in the store; empty where none can have.
     """
 
     store: Store
@@ -73,6 +74,7 @@ class RendezvousPoint:
     agreed: Callable[[], None] = _nothing
     failed: Callable[[], None] = _nothing
     given_up: Callable[[], None] = _nothing
+    renewal: str = ""
 
 
 class Deadline:
@@ -259,6 +261,20 @@ class _Rendezvous:
             f"{self.mine} came to a world of {world_size} ranks that is complete ({format_hosts(self.here.values())})",
         )
 
+    def remnant(self, decided: bool) -> str:
+        """Return what an earlier start may have left in the store, and the remedy; empty where nothing hints at one.
+
+        Args:
+            decided: there was a verdict when this rank came.
+        """
+        if not self.point.renewal:
+            return ""
+        if decided:
+            return f"; that was decided before {self.mine} came: if an earlier start left it, {self.point.renewal}"
+        self.read_records()
+        lost = self.ended()
+        return f"; if {lost[0]}, which has ended, is of an earlier start, {self.point.renewal}" if lost else ""
+
     def decide(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Write ``verdict`` unless another rank has written one; return the one that holds."""
         if counted(self.store, "verdicts", 1) != 1:
@@ -313,6 +329,7 @@ def rendezvous(
     """
     store = point.store
     state = _Rendezvous(point, mine, deadline, {})
+    decided = bool(point.renewal) and store.check(["verdict"])
     try:
         number = counted(store, "ranks", 1)
         store.set(f"record/{number}", point.seal.sign(f"record/{number}", mine.to_plain()))
@@ -323,6 +340,7 @@ def rendezvous(
             verdict = _as_verdict(state.refuse_late_rank(verdict["world_size"]))
     except LaunchError as error:
         verdict = _as_verdict(Refusal("LaunchError", str(error)))
+    remnant = state.remnant(decided)
     point.failed()
     acknowledged = 0
     with suppress(LaunchError):
@@ -334,7 +352,7 @@ def rendezvous(
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
         kind = LaunchError
-    raise kind(f"init_distributed: {verdict['message']}")
+    raise kind(f"init_distributed: {verdict['message']}{remnant}")
 
 
 def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, ended: int, limit_s: float) -> None:

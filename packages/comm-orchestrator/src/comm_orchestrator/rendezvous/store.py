@@ -103,7 +103,8 @@ def open_store(
         raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
     secret = environment_secret(os.environ) if launch.world_size > 1 else None
     if store is not None:
-        return _persistent(store, id(store), None, "in a store (argument store)", lambda _: secret)
+        point = _persistent(store, id(store), None, "in a store (argument store)", lambda _: secret)
+        return replace(point, renewal="pass a store that no earlier start has used")
     init_method = settings.process_group.init_method
     url, url_port = parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
@@ -121,7 +122,8 @@ def open_store(
         file_store.check_private(Path(url.path))
     if url.scheme not in ("env", "tcp"):
         own = _torchs_own(str(init_method), launch, limit)
-        return _persistent(own, init_method, None, f"at {init_method} ({source})", lambda _: secret)
+        point = _persistent(own, init_method, None, f"at {init_method} ({source})", lambda _: secret)
+        return replace(point, renewal=f"remove {url.path} and start again" if url.scheme == "file" else "")
     if url.scheme == "tcp":
         if url.hostname is None or url.query or url_port is None:
             raise LaunchError(
