@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import FileStore
 
 from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.file_store import check_private, own_file
@@ -32,9 +33,27 @@ def test_a_file_in_a_private_folder_is_made_for_its_user_alone(tmp_path: Path) -
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    path.write_text("of a rank that came first")
+    first = FileStore(str(path))
+    first.set("key", "of a rank that came first")
     check_private(path)
-    assert path.read_text() == "of a rank that came first"
+    assert first.get("key") == b"of a rank that came first"
+
+
+@pytest.mark.parametrize("part", ["other", "value", "length"])
+def test_a_file_that_torch_would_read_for_ever_is_refused(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "meet"
+    if part == "other":
+        path.write_text("import torch")
+    else:
+        whole = tmp_path / "whole"
+        check_private(whole)
+        store = FileStore(str(whole))
+        store.set("key", "value")
+        check_private(whole)
+        path.write_bytes(whole.read_bytes()[: -3 if part == "value" else -len(b"value") - 3])
+    path.chmod(0o600)
+    with pytest.raises(LaunchError, match=r"holds something else than torch's FileStore writes.*; remove it"):
+        check_private(path)
 
 
 def _no_folder(folder: Path) -> Path:

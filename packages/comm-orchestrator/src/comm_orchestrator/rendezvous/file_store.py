@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import stat
+import struct
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +33,7 @@ _REMEDY = (
 )
 # Where several processes come and go at once, one of them may find that a file was replaced.
 _ATTEMPTS = 100
+_LENGTH = struct.Struct("=I")
 
 
 class _Held:
@@ -44,8 +46,8 @@ def check_private(path: Path) -> None:
     """Refuse a file that another user could write or replace; make it with the mode 0600 where there is none.
 
     Raises:
-        LaunchError: its folder is missing or open to all, or the file is a link, another user's or one that others may
-            write; says which, and the remedy.
+        LaunchError: its folder is missing or open to all, or the file is a link, another user's, one that others may
+            write or none of a store; says which, and the remedy.
     """
     folder = path.parent
     try:
@@ -68,6 +70,27 @@ def check_private(path: Path) -> None:
         raise _refused(path, f"the file belongs to another user (uid {found.st_uid}; this is uid {os.getuid()})")
     if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
         raise _refused(path, f"other users may write the file (mode {_mode(found.st_mode)})")
+    if not _holds_store(path):
+        raise LaunchError(
+            f"init_distributed: init_method: the ranks cannot meet in the file {path}: it holds something else than "
+            "torch's FileStore writes, or the part that a killed process wrote; remove it, or name another file"
+        )
+
+
+def _holds_store(path: Path) -> bool:
+    """Return whether torch can read the file; it would wait for the rest of a text for ever, and not let go of Python.
+
+    Source: torch/csrc/distributed/c10d/FileStore.cpp (each text follows its length).
+    """
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as each rank does while it writes
+        size = os.fstat(file.fileno()).st_size
+        while file.tell() < size:
+            length = file.read(_LENGTH.size)
+            if len(length) < _LENGTH.size or _LENGTH.unpack(length)[0] > size - file.tell():
+                return False
+            file.seek(_LENGTH.unpack(length)[0], os.SEEK_CUR)
+    return True
 
 
 def _refused(path: Path, why: str) -> LaunchError:
