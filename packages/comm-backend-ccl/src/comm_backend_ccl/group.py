@@ -25,6 +25,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
 from comm_utils.torch_support.breakable_group import DESTROYED_DURING_CALL, ENDED_WITH_PROCESS, BreakableGroup
 from comm_utils.torch_support.failures import is_exhausted
+from comm_utils.torch_support.members_in_rings import ranks_in_rings
 from comm_utils.torch_support.remedies import how_to_set_timeout, of_world, remedy
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
@@ -119,15 +120,14 @@ class Group(BreakableGroup, ABC):
 
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""
-        return RingGroup(self.name, tuple(self.ranks), self.description, self.engine)
+        return RingGroup(self.name, ranks_in_rings(self.name, self.ranks), self.description, self.engine)
 
     def recorded_as(self) -> int:
         """Return the index of the group in the flight recorder."""
         if self._opened != RECORDER.opened:
             self._opened = RECORDER.opened
-            self._recorded_as = RECORDER.group_index(
-                self.name, self.ranks, self.description, self.engine, self.timeout_s
-            )
+            ranks = ranks_in_rings(self.name, self.ranks)
+            self._recorded_as = RECORDER.group_index(self.name, ranks, self.description, self.engine, self.timeout_s)
         return self._recorded_as
 
     def trouble(self) -> Trouble | None:

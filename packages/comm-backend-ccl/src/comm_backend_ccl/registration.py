@@ -36,6 +36,7 @@ def unavailable_reason() -> tuple[str, str] | None:
 
 
 def _create(options: Any, _: Any = None) -> CclProcessGroup:
-    return CclProcessGroup(
-        options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group or None
-    )
+    ranks = options.global_ranks_in_group or None
+    if ranks is None and c10d.is_initialized():  # other code makes a group of processes of several worlds
+        ranks = range(options.group_size)
+    return CclProcessGroup(options.store, options.group_rank, options.group_size, options.timeout, ranks)

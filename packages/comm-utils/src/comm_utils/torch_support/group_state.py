@@ -18,6 +18,7 @@ from comm_utils.torch_support.breakable_group import IN_FORKED_CHILD, BreakableG
 from comm_utils.torch_support.device_calls import DeviceCalls, can_follow, host_waits
 from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
+from comm_utils.torch_support.members_in_rings import ranks_in_rings
 from comm_utils.torch_support.remedies import remedy
 from comm_utils.watch.watch import WATCH
 
@@ -50,7 +51,8 @@ class GroupState(BreakableGroup):
         super().__init__()
         self.pg = pg
         self.ranks: list[int] = c10d.get_process_group_ranks(pg)
-        self.rank: int = c10d.get_rank(pg)
+        # Not c10d.get_rank(), which is wrong for a group that other code has made across two worlds.
+        self.rank: int = pg.rank()
         self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
         self.libraries = device_libraries(c10d.get_backend_config(pg))
         self.devices = tuple(self.libraries)
@@ -73,7 +75,8 @@ class GroupState(BreakableGroup):
         if self._opened != RECORDER.opened:
             description, library = str(getattr(self.pg, "group_desc", "")), ",".join(sorted({*self.libraries.values()}))
             self._opened = RECORDER.opened
-            self._index = RECORDER.group_index(self.name, self.ranks, description, library, self.timeout_s())
+            ranks = ranks_in_rings(self.name, self.ranks)
+            self._index = RECORDER.group_index(self.name, ranks, description, library, self.timeout_s())
         return self._index
 
     def on_device(self, device: str) -> DeviceCalls | None:
@@ -100,7 +103,7 @@ class GroupState(BreakableGroup):
 
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""
-        return RingGroup.of(self.pg, self.ranks)
+        return RingGroup.of(self.pg, ranks_in_rings(self.name, self.ranks))
 
     def give_up(self, reason: str) -> None:
         # The call that fails last names itself, where the watch knew the cause alone.

@@ -253,6 +253,8 @@ class Watch:
             timed_out: it ran into its timeout; otherwise its connections were closed, and why may only now become
                 visible, such as the end of a process.
         """
+        if not group.ranks:  # its members are no ranks of this world
+            return None
         try:
             return find_cause(self._view, self._troubles, self._failures_elsewhere, group, timed_out)
         except Exception as error:  # the failure itself is the one to report
