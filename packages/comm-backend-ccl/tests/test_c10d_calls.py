@@ -147,3 +147,20 @@ def run_lazy_views() -> None:
 
 def test_lazily_negated_and_conjugated_views_travel_as_their_elements(two: RankPool) -> None:
     two.run(run_lazy_views)
+
+
+def run_ops_that_a_dtype_lacks() -> None:
+    eighth, numbers = torch.ones(2, dtype=torch.float8_e5m2), torch.ones(2)
+    bitwise, scaled = c10d.ReduceOp.BAND, c10d._make_nccl_premul_sum(2.0)
+    refused(lambda: c10d.all_reduce(eighth), "^allreduce: torch.float8_e5m2 tensors can be moved but not reduced")
+    refused(lambda: c10d.all_reduce(numbers, bitwise), "^allreduce: op 'band' is not defined for torch.float32")
+    refused(lambda: c10d.all_reduce(numbers, scaled), "^allreduce: op: got ReduceOp.PREMUL_SUM")
+    refused(lambda: c10d.reduce(numbers, 0, bitwise), "^reduce: op 'band'")
+    refused(lambda: c10d.reduce_scatter(numbers, [numbers, numbers], bitwise), "^reduce_scatter: op 'band'")
+    flat = torch.ones(4)
+    refused(lambda: c10d.reduce_scatter_tensor(numbers, flat, bitwise), "^reduce_scatter_tensor: op 'band'")
+    refused(lambda: c10d.all_reduce_coalesced([numbers], bitwise), "^allreduce_coalesced: op 'band'")
+
+
+def test_ops_that_a_dtype_lacks_are_refused_by_the_name_of_the_call(two: RankPool) -> None:
+    two.run(run_ops_that_a_dtype_lacks)

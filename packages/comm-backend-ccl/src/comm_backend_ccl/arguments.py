@@ -119,12 +119,12 @@ def check_lengths(call: str, outputs: Sequence[object], inputs: Sequence[object]
         raise ArgumentError(f"{call}: got {len(outputs)} outputs for {len(inputs)} inputs; expected one for each")
 
 
-def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
+def op_of(call: str, options: Any, *tensors: torch.Tensor) -> ReduceOp:
     """Return the reduction that c10d's options name, which every dtype can do."""
-    op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
+    op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options), call)
     for tensor in tensors:
         if (reason := refusal(op, tensor.dtype)) is not None and not is_integer_average(op, tensor.dtype):
-            raise ArgumentTypeError(reason)
+            raise ArgumentTypeError(f"{call}: {reason}")
     return op
 
 

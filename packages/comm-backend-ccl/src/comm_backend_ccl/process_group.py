@@ -192,13 +192,13 @@ class CclProcessGroup(ProcessGroup):
     @overloaded("allreduce", (("tensors", "tensor"),), "op", "timeout")
     def allreduce(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
         tensor = one(tensors, "allreduce", sparse=True)
-        plain = self._plain("all_reduce", [tensor], options, op_of(options))
+        plain = self._plain("all_reduce", [tensor], options, op_of("allreduce", options))
         if plain is not None:
             return plain
         if tensor.layout is not torch.strided:
-            all_reduce_sparse(self._open(), tensor, op_of(options))
+            all_reduce_sparse(self._open(), tensor, op_of("allreduce", options))
             return self._started(CclWork(self._open(), None, (), "all_reduce"), "all_reduce", [tensor], options)
-        op = op_of(options, tensor)
+        op = op_of("allreduce", options, tensor)
         memory, finish = for_writing(tensor, read=True)
         work = reductions.all_reduce(self._open(), memory, op)
         return self._started(work.then(finish), "all_reduce", [tensor], options)
@@ -207,7 +207,7 @@ class CclProcessGroup(ProcessGroup):
     def allreduce_coalesced(self, tensors: _Tensors, options: Any) -> C10dWork:
         for tensor in tensors:
             one(tensor, "allreduce_coalesced")
-        communicator, op = self._open(), op_of(options, *tensors)
+        communicator, op = self._open(), op_of("allreduce_coalesced", options, *tensors)
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
         flat = flatten([for_reading(tensor) for tensor in tensors])
@@ -218,7 +218,7 @@ class CclProcessGroup(ProcessGroup):
     @overloaded("reduce", (("tensors", "tensor"),), "root", "op", "timeout")
     def reduce(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
         tensor = one(tensors, "reduce")
-        op, root = op_of(options, tensor), self._root("reduce", options)
+        op, root = op_of("reduce", options, tensor), self._root("reduce", options)
         memory, finish = for_writing(tensor, read=True)
         work = reductions.reduce(self._open(), memory, root, op)
         return self._started(work.then(finish), "reduce", [tensor], options)
@@ -287,7 +287,7 @@ class CclProcessGroup(ProcessGroup):
 
     @overloaded("reduce_scatter_single", (("outputTensor", "output"), ("inputTensor", "input")), "op", "timeout")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> C10dWork:
-        plain = self._plain("reduce_scatter_tensor", [output, input], options, op_of(options))
+        plain = self._plain("reduce_scatter_tensor", [output, input], options, op_of("reduce_scatter_tensor", options))
         if plain is not None:
             return plain
         fit("reduce_scatter_tensor", [input], output, 1, self.size())
@@ -296,7 +296,7 @@ class CclProcessGroup(ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
-        op = op_of(options, output)
+        op = op_of(name, options, output)
         memory, finish = for_writing(output)
         work = reductions.reduce_scatter(self._open(), memory, for_reading(source, memory), op, name)
         return self._started(work.then(finish), name, [output], options)
