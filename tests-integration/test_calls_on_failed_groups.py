@@ -137,7 +137,7 @@ def run_destroyed_group() -> None:
     dist.destroy_process_group(group)
     for name in EVERY_CALL:
         usual = right(name, dist.get_rank(), 2)
-        expect(name, {**usual, "group": group}, dist.NotInitializedError, ("no longer exists; make a new one",))
+        expect(name, {**usual, "group": group}, dist.NotInitializedError, ("no longer exists", "make a new one"))
     check_group_works()
 
 

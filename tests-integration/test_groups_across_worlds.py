@@ -114,3 +114,27 @@ def test_the_remedy_is_that_of_a_group(bare_pools: Pools, tmp_path: Path, backen
     _, said, _ = bare_pools(SIZE).run(call_alone, backend, str(tmp_path))
     assert "all_reduce on the group of ranks [0, 1, 2] timed out after 0.5 s" in said
     assert "destroy_process_group(group) and a new one" in said
+
+
+def call_on_unknown_group(backend: str) -> tuple[float, str]:
+    """Make a group without a name, as vLLM does for engines that are no ranks of one world."""
+    dist.init_distributed(backend, verbose=False)
+    rank, store = dist.get_rank(), c10d.HashStore()
+    group = c10d.ProcessGroup(store, 0, 1)
+    of_cpu = c10d.ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
+    kind = c10d.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, of_cpu)
+    tensor = torch.tensor([float(rank)])
+    c10d.all_reduce(tensor, group=group)
+    with pytest.raises(dist.NotInitializedError) as caught:
+        dist.all_reduce(tensor, group=group)
+    dist.destroy_process_group()
+    return tensor.item(), str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_group_that_torch_does_not_know_is_refused_by_what_it_is(bare_pools: Pools, backend: str) -> None:
+    for rank, (found, said) in enumerate(bare_pools(SIZE).run(call_on_unknown_group, backend)):
+        assert found == rank
+        assert said.startswith("all_reduce: this process group no longer exists, or was made without new_group()")

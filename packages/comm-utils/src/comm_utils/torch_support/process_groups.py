@@ -121,7 +121,7 @@ class ProcessGroups:
     def _remember(self, pg: ProcessGroup | None) -> GroupState:
         if pg is None or pg not in internals._world.pg_map:
             raise NotInitializedError(
-                "this process group no longer exists; make a new one with new_group()"
+                "this process group no longer exists, or was made without new_group(); make a new one with new_group()"
                 if pg is not None
                 else f"torch.distributed's world group no longer exists; {how_to_initialize()} again"
             )
