@@ -94,13 +94,6 @@ NOT_PROVIDED: dict[tuple[str, str], str] = {
             "CCLBackend",
             "TorchBackend",
             "ccl_backend",
-            "cdb",
-            "get_caller_func",
-            "get_debug_log_name",
-            "get_default_args",
-            "get_msg_size_from_args",
-            "get_tensor_kwarg",
-            "get_tensor_position",
             "hccl_backend",
             "init_deepspeed_backend",
             "mpi_backend",
@@ -109,6 +102,19 @@ NOT_PROVIDED: dict[tuple[str, str], str] = {
             "timer_summary",
         )
     },
+    **{
+        (DEEPSPEED, name): "a function of `deepspeed.comm.utils`, which `replace_comm()` leaves as it is"
+        for name in (
+            "get_caller_func",
+            "get_debug_log_name",
+            "get_default_args",
+            "get_msg_size_from_args",
+            "get_tensor_kwarg",
+            "get_tensor_position",
+        )
+    },
+    (DEEPSPEED, "cdb"): "`is_initialized()` says whether there is a world, and `init_distributed()` keeps one that is "
+    "there",
     (DEEPSPEED, "CommsLogger"): _LOGGER,
     (DEEPSPEED, "comms_logger"): _LOGGER,
     (DEEPSPEED, "timers"): "`log_rows()` has the durations, once `configure(enabled=True)` was called",

@@ -150,7 +150,10 @@ for name in (*replacement.REPLACED, *replacement.KEPT, *replacement.GONE, *repla
         found[name] = str(importlib.import_module(name).__spec__.origin)
     except ImportError as error:
         found[name] = f"{type(error).__name__}: {error}"
-for name in ("cdb", "comms_logger", "CommsLogger", "timers"):
+for name in (
+    "cdb", "comms_logger", "CommsLogger", "timers", "timed_op",
+    "NCCL_BACKEND", "get_msg_size_from_args", "TORCH_DISTRIBUTED_DEFAULT_PORT",
+):
     try:
         getattr(deepspeed.comm.comm, name)
     except AttributeError as error:
@@ -172,7 +175,17 @@ def test_which_submodules_are_replaced() -> None:
             f"ModuleNotFoundError: deepspeed.comm.{name} is not there: comm_orchestrator.deepspeed.replace_comm() has "
         )
     missing = "deepspeed.comm.comm, which comm_orchestrator has replaced, has no"
-    assert found["cdb"] == f"{missing} 'cdb': names inside of DeepSpeed's own implementation are not provided"
+    assert found["timed_op"] == f"{missing} 'timed_op': names inside of DeepSpeed's own implementation are not provided"
+    assert found["cdb"] == (
+        f"{missing} 'cdb': is_initialized() says whether there is a world, and init_distributed() keeps one that is "
+        "there"
+    )
+    for name, source in (
+        ("NCCL_BACKEND", "deepspeed.comm.constants"),
+        ("get_msg_size_from_args", "deepspeed.comm.utils"),
+        ("TORCH_DISTRIBUTED_DEFAULT_PORT", "deepspeed.constants"),
+    ):
+        assert found[name] == f"{missing} {name!r}: import it from {source}, which stays DeepSpeed's own"
     for name in ("comms_logger", "CommsLogger"):
         assert found[name] == (
             f"{missing} {name!r}: configure() turns the comms logger on and off, and log_rows() returns what it "

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -36,10 +37,14 @@ KEPT = (f"{_PACKAGE}.config", f"{_PACKAGE}.constants", f"{_PACKAGE}.pg_utils", f
 #: modules that cannot be imported then: what is inside of what was replaced
 GONE = (f"{_PACKAGE}.backend", f"{_PACKAGE}.ccl", f"{_PACKAGE}.mori", f"{_PACKAGE}.torch")
 
+#: modules of DeepSpeed that stay, and that have names which its own deepspeed.comm takes from them
+_SOURCES = (f"{_PACKAGE}.constants", f"{_PACKAGE}.utils", "deepspeed.constants")
+
 _LOGGER = "configure() turns the comms logger on and off, and log_rows() returns what it recorded"
 #: what to use in place of public names that are not provided
 _INSTEAD = {
     "CommsLogger": _LOGGER,
+    "cdb": "is_initialized() says whether there is a world, and init_distributed() keeps one that is there",
     "comms_logger": _LOGGER,
     "timers": "log_rows() has the durations, once configure(enabled=True) was called",
 }
@@ -123,8 +128,20 @@ def _init_distributed(*args: Any, **kwargs: Any) -> None:
 
 
 def _explain(module: str, name: str) -> Any:
-    reason = _INSTEAD.get(name, "names inside of DeepSpeed's own implementation are not provided")
+    reason = _INSTEAD.get(name) or _where(name) or "names inside of DeepSpeed's own implementation are not provided"
     raise AttributeError(f"{module}, which comm_orchestrator has replaced, has no {name!r}: {reason}")
+
+
+def _where(name: str) -> str | None:
+    """Return how to import ``name`` from a module of DeepSpeed that stays; None where none of them has it."""
+    if name.startswith("_"):  # Python itself asks for these
+        return None
+    for source in _SOURCES:
+        with suppress(ImportError):  # DeepSpeed is being imported, and the module not ready
+            names = vars(importlib.import_module(source))
+            if name in names and not isinstance(names[name], ModuleType):
+                return f"import it from {source}, which stays DeepSpeed's own"
+    return None
 
 
 def replace_comm() -> None:
