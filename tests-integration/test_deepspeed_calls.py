@@ -10,7 +10,8 @@ import torch
 from world_helpers import BACKENDS, on
 
 import comm_orchestrator as dist
-from comm_orchestrator.facade.deepspeed_calls import all_gather
+from comm_collectives.in_order import _started, in_order
+from comm_orchestrator.facade.deepspeed_calls import all_gather, as_expected
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.testing import RankPool
 
@@ -62,3 +63,38 @@ def other_forms() -> None:
 
 def test_other_calls_are_as_ever(bare_pools: Pools) -> None:
     bare_pools(2).run(on, "gloo", other_forms)
+
+
+def wait_for_the_last() -> None:
+    """Start several calls and wait for the last one alone, as ZeRO-3 does to gather parameters."""
+    rank = dist.get_rank()
+    start_gather, start_reduce = in_order(dist.all_gather_into_tensor), in_order(dist.all_reduce)
+    other = dist.new_group([0, 1])
+    for _ in range(5):
+        part = torch.full((1 << 20,), rank + 1.0)
+        gathered, average, short = torch.zeros(2 << 20), part.clone(), torch.ones(2)
+        whole = torch.full((1 << 10,), rank + 1, dtype=torch.int16)
+        unawaited = start_gather(gathered, part, group=other, async_op=True)
+        dropped = [start_reduce(one, op, other, True) for one, op in ((average, "avg"), (whole, "sum"))]
+        del dropped
+        assert start_reduce(short, "sum", other, True).wait()
+        assert torch.equal(gathered, torch.arange(1.0, 3.0).repeat_interleave(1 << 20))
+        assert torch.equal(average, torch.full_like(average, 1.5))
+        assert torch.equal(whole, torch.full_like(whole, 3))
+        assert unawaited.is_completed()
+    assert start_reduce(torch.ones(1)) is None
+    last = start_gather(torch.empty(2), torch.ones(1), async_op=True)
+    assert last.result().tolist() == [1.0, 1.0]
+    assert last.exception() is None
+    assert not _started
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wait_for_the_last_call_waits_for_those_before(bare_pools: Pools, backend: str) -> None:
+    bare_pools(2).run(on, backend, wait_for_the_last)
+
+
+def test_handles_of_replaced_collectives_wait_in_order() -> None:
+    assert as_expected(dist.all_gather_into_tensor) is in_order(dist.all_gather_into_tensor)
+    for other in (dist.send, dist.isend, dist.get_rank, dist.ReduceOp, dist.init_distributed):
+        assert as_expected(other) is other

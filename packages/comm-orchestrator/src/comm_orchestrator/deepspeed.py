@@ -88,10 +88,10 @@ class _Replacing(MetaPathFinder, Loader):
             module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
             return
         names = ["ReduceOp"] if module.__name__.endswith(".reduce_op") else facade.__all__
-        for name in names:
-            setattr(module, name, getattr(facade, name))
+        provided = {name: getattr(facade, name) for name in names}
         if "init_distributed" in names:
-            module.__dict__.update(init_distributed=_init_distributed, all_gather=deepspeed_calls.all_gather)
+            provided.update(init_distributed=_init_distributed, all_gather=deepspeed_calls.all_gather)
+        module.__dict__.update({name: deepspeed_calls.as_expected(value) for name, value in provided.items()})
         module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
 
 

@@ -1,4 +1,4 @@
-"""Calls that DeepSpeed makes in ways that this API refuses to its own users.
+"""Calls that DeepSpeed makes in ways that this API refuses to its own users, or that it expects to act otherwise.
 
 ``comm_orchestrator.deepspeed.replace_comm()`` puts them into ``deepspeed.comm``.
 """
@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import comm_collectives
+from comm_collectives.in_order import in_order
+from comm_utils import operations
 
-__all__ = ["all_gather"]
+__all__ = ["all_gather", "as_expected"]
 
 
 @functools.wraps(comm_collectives.all_gather)
@@ -42,3 +45,11 @@ def _without_repetition(outputs: Sequence[Any]) -> list[Any]:
         else output
         for position, output in enumerate(outputs)
     ]
+
+
+def as_expected(value: Any) -> Any:
+    """Return what DeepSpeed takes for ``value``: collectives whose handles wait in order."""
+    row = operations.find(value.__name__) if inspect.isfunction(value) else None
+    if row is None or row.pattern.is_message or not {"group", "async_op"} <= inspect.signature(value).parameters.keys():
+        return value
+    return in_order(value)
