@@ -296,6 +296,28 @@ def test_groups_in_different_orders_are_found_before_the_timeout(backend: str, e
         assert seconds < 2
 
 
+def cross_behind_a_late_root(backend: str) -> float:
+    """Rank 0 waits for the root, and rank 1 for rank 0: all go on once the root comes."""
+    rank, tensor = _start(backend)
+    pair, everyone = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
+    dist.barrier()
+    if rank == 2:
+        time.sleep(1.5)  # three looks of the watches
+    if rank == 1:
+        dist.all_reduce(tensor, group=pair)
+    dist.broadcast(tensor, 2, group=everyone)
+    if rank == 0:
+        dist.all_reduce(tensor, group=pair)
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(tensor[0])
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])  # a broadcast of oneCCL's waits for all
+def test_groups_in_different_orders_behind_a_late_root_go_on(backend: str) -> None:
+    assert len(run_ranks(cross_behind_a_late_root, 3, backend, env=QUIET)) == 3
+
+
 def wait_in_a_circle(backend: str, folder: str) -> tuple[str, str, float]:
     rank, tensor = _start(backend)
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]

@@ -189,6 +189,19 @@ def test_ranks_that_wait_in_a_circle(several_threads: Sequence[int]) -> None:
     assert [(one.kind, one.ranks) for one in last] == [(FindingKind.MISSING, (0,))]
 
 
+@pytest.mark.parametrize(("comes", "age_ns", "found"), [(False, 0, False), (True, 0, False), (True, 10**10, True)])
+def test_ranks_that_wait_for_the_same_root_do_not_wait_for_each_other(comes: bool, age_ns: int, found: bool) -> None:
+    """Rank 0 waits for the root, and rank 1 for rank 0, unless the root has come long ago and rank 0 waits on."""
+    rings = {rank: Ring(rank, world_size=3) for rank in range(3)}
+    rings[0].begin("broadcast", root=2)
+    rings[1].begin(group="other")
+    if comes:
+        rings[2].call("broadcast", root=2)
+    snapshots = [take_snapshot(ring.reader) for ring in rings.values()]
+    later = [replace(one, taken_ns=one.taken_ns + age_ns) for one in snapshots]
+    assert [one.ranks for one in diagnose(later) if one.kind is FindingKind.ORDER][:1] == [(0, 1)] * found
+
+
 def test_another_group_of_the_same_ranks_is_called_another() -> None:
     """As where a thread of rank 0 has a lock in a call on one group, and another thread needs it to call on the other.
 

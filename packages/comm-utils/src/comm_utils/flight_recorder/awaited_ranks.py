@@ -18,6 +18,9 @@ from comm_utils.rank_processes import RankProcess, describe_unseen, named_ranks
 
 __all__ = ["awaited_ranks", "find_circles", "find_missing"]
 
+# What the root of a call has sent may still be on its way.
+_MOVES_NS = 1_000_000_000
+
 
 class _Awaited:
     """Finds out which ranks have not begun what belongs to the calls in which others wait, for one group.
@@ -143,11 +146,23 @@ class _Circles:
         """Return the number of the last collective of a rank on a group; -1 of none."""
         return max((one.in_series for one in self._known[rank].collectives(name)), default=-1)
 
+    def _needed(self, call: Call) -> tuple[int, ...]:
+        """Return the ranks each of which a call needs: its root alone until that has come, as others may go on then."""
+        if call.root < 0:
+            return call.group.ranks
+        one = self._known.get(call.root)
+        of_root = () if one is None else one.collectives(call.group.name)
+        come = [theirs for theirs in of_root if theirs.in_series >= call.in_series]
+        first = min(come, key=lambda theirs: theirs.in_series, default=None)
+        if one is None or first is None or one.taken_ns - (first.end_ns or first.begin_ns) < _MOVES_NS:
+            return (call.root,)
+        return call.group.ranks
+
     def _next(self, call: Call) -> dict[tuple[str, int], int]:
         """Return the calls in which ranks wait that have not come to ``call``, and the first such rank of each."""
         found: dict[tuple[str, int], int] = {}
         name = call.group.name
-        for rank in call.group.ranks:
+        for rank in self._needed(call):
             theirs = self._waits.get(rank)
             if theirs is None or theirs.group.name == name or self._latest(rank, name) >= call.in_series:
                 continue
