@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -39,10 +40,11 @@ def test_a_file_in_a_private_folder_is_made_for_its_user_alone(tmp_path: Path) -
     assert first.get("key") == b"of a rank that came first"
 
 
-@pytest.mark.parametrize("part", ["other", "value", "length"])
-def test_a_file_that_torch_would_read_for_ever_is_refused(tmp_path: Path, part: str) -> None:
+# How much is missing at the end: of the value, of its length, or both of these.
+@pytest.mark.parametrize("part", ["other", 3, len(b"value") + 3, len(b"value") + 4])
+def test_a_file_that_torch_would_read_for_ever_is_refused(tmp_path: Path, part: str | int) -> None:
     path = tmp_path / "meet"
-    if part == "other":
+    if isinstance(part, str):
         path.write_text("import torch")
     else:
         whole = tmp_path / "whole"
@@ -50,10 +52,25 @@ def test_a_file_that_torch_would_read_for_ever_is_refused(tmp_path: Path, part: 
         store = FileStore(str(whole))
         store.set("key", "value")
         check_private(whole)
-        path.write_bytes(whole.read_bytes()[: -3 if part == "value" else -len(b"value") - 3])
+        path.write_bytes(whole.read_bytes()[:-part])
     path.chmod(0o600)
     with pytest.raises(LaunchError, match=r"holds something else than torch's FileStore writes.*; remove it"):
         check_private(path)
+
+
+def test_a_file_that_cannot_be_read_is_refused() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder, "meet")
+        path.touch(0o200)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)  # root could read it
+        try:
+            with pytest.raises(LaunchError, match=r"meet: the file cannot be read or locked \(Permission denied\)"):
+                check_private(path)
+        finally:
+            os.seteuid(user)
 
 
 def _no_folder(folder: Path) -> Path:

@@ -78,19 +78,27 @@ def check_private(path: Path) -> None:
 
 
 def _holds_store(path: Path) -> bool:
-    """Return whether torch can read the file; it would wait for the rest of a text for ever, and not let go of Python.
+    """Return whether torch can read the file; it would wait for the rest of an entry for ever, and hold on to Python.
 
-    Source: torch/csrc/distributed/c10d/FileStore.cpp (each text follows its length).
+    Raises:
+        LaunchError: the file cannot be read or locked.
+
+    Source: torch/csrc/distributed/c10d/FileStore.cpp (an entry is a key and a value, and each follows its length).
     """
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # as each rank does while it writes
-        size = os.fstat(file.fileno()).st_size
-        while file.tell() < size:
-            length = file.read(_LENGTH.size)
-            if len(length) < _LENGTH.size or _LENGTH.unpack(length)[0] > size - file.tell():
-                return False
-            file.seek(_LENGTH.unpack(length)[0], os.SEEK_CUR)
-    return True
+    texts = 0
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # as each rank does while it writes
+            size = os.fstat(file.fileno()).st_size
+            while file.tell() < size:
+                length = file.read(_LENGTH.size)
+                if len(length) < _LENGTH.size or _LENGTH.unpack(length)[0] > size - file.tell():
+                    return False
+                file.seek(_LENGTH.unpack(length)[0], os.SEEK_CUR)
+                texts += 1
+    except OSError as error:
+        raise _refused(path, f"the file cannot be read or locked ({error.strerror})") from None
+    return texts % 2 == 0
 
 
 def _refused(path: Path, why: str) -> LaunchError:
