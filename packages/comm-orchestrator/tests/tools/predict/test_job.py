@@ -111,6 +111,18 @@ def test_threads_of_a_rank_go_beside_each_other() -> None:
     assert wall_ms(traces, 0) == 17 - 4
 
 
+def test_a_thread_does_not_call_before_its_own_last_call_has_ended() -> None:
+    """Two threads, each with a group of its own, compute 10 ms before each call; one of the groups becomes slow."""
+    one, other = operation(), Operation("all_reduce", "all_reduce", 8, WORLD, group="other")
+    first = [event(one, number, 11 * number + 10, 11 * number + 11) for number in range(3)]
+    second = [event(other, number, 11 * number + 10.5, 11 * number + 11.5) for number in range(3)]
+    events = sorted([*first, *second], key=lambda each: each.begin_ns)
+    steps, exchanges = programs(job(events, events))
+    run = simulate(steps, {id(each): (100 if each.operation is one else 1) * MS for each in exchanges})
+    # Both threads were seen to compute for 9.5 ms between two calls of a group.
+    assert run.wall_ns == (3 * 100 + 2 * 9.5) * MS
+
+
 def test_threads_that_call_in_another_order_on_each_rank_do_not_wait_for_each_other() -> None:
     one, other = operation(), Operation("all_reduce", "all_reduce", 8, WORLD, group="other")
     first = [event(one, 0, 0, 3), event(other, 0, 2, 3)]

@@ -34,19 +34,19 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Step:
-    """A rank computes for ``gap_ns``, then calls or waits.
+    """A rank computes, then calls or waits.
 
     Attributes:
         kind: ``call``, ``start`` (asynchronous) or ``wait``.
-        after: the place of the step of this rank that ended last before this one began, from whose end ``gap_ns``
-            counts: steps of several threads may follow the same one. -1 for the first rank's first step.
+        after: places of steps of this rank that ended before this one began, and for how long the rank computes between
+            the two at least: that which ended last, and that of the same group, as threads have groups of their own.
+            Steps of several threads may follow the same one. -1 is the first rank's first step.
         own_ns: what it takes the rank itself beside the transfer: to start it, or to finish it after the wait.
     """
 
     kind: str
     exchange: Exchange
-    after: int
-    gap_ns: int
+    after: tuple[tuple[int, int], ...]
     own_ns: int = 0
 
 
@@ -86,10 +86,19 @@ def _program(trace: RankTrace, origin: int, exchanges: dict[object, Exchange]) -
     steps = []
     going_on: list[tuple[int, int]] = []  # ends and places of steps, the first to end first
     last_end, last = origin, -1
+    last_of: dict[object, tuple[int, int]] = {}  # by group: its place, and how long no thread was in a step before
+    computing, busy_until = 0, origin
     for place, (begin, end, kind, exchange, own) in enumerate(moments):
         while going_on and going_on[0][0] <= begin:
             last_end, last = heappop(going_on)
-        steps.append(Step(kind, exchange, last, begin - last_end, max(0, own)))
+            last_of[group_of(moments[last][3].operation)] = last, computing
+        computing += max(0, begin - busy_until)
+        busy_until = max(busy_until, end)
+        follows = [(last, begin - last_end)]
+        of_group, computed = last_of.get(group_of(exchange.operation), (last, 0))
+        if of_group != last:
+            follows.append((of_group, computing - computed))
+        steps.append(Step(kind, exchange, tuple(follows), max(0, own)))
         heappush(going_on, (max(begin, end), place))
     return Program(trace.rank, steps)
 
@@ -151,8 +160,13 @@ class _Simulation:
         self.following: dict[tuple[int, int], list[int]] = defaultdict(list)
         for program in programs:
             for place, step in enumerate(program.steps):
-                self.following[program.rank, step.after].append(place)
-        self.runnable: deque[tuple[int, int, float]] = deque()  # rank, place, end of the step before it
+                for after, _ in step.after:
+                    self.following[program.rank, after].append(place)
+        # Where each step ended; the last is that before the first.
+        self.ends_ns: dict[int, list[float | None]] = {
+            program.rank: [None] * (len(program.steps) + 1) for program in programs
+        }
+        self.runnable: deque[tuple[int, int, float]] = deque()  # rank, place, when it begins
         self.lonely = 0
         self.last_end_ns = 0.0
 
@@ -171,10 +185,9 @@ class _Simulation:
             rank, place, _ = state.waiting[0]
             self._end(self.programs[rank][place].exchange, state, max(state.called.values(), default=0.0))
 
-    def _begin(self, rank: int, place: int, after_ns: float) -> None:
+    def _begin(self, rank: int, place: int, now_ns: float) -> None:
         step = self.programs[rank][place]
         state = self.states[id(step.exchange)]
-        now_ns = after_ns + step.gap_ns
         if step.kind != "wait":
             self._call(rank, step.exchange, state, now_ns)
         if step.kind == "start":
@@ -192,7 +205,17 @@ class _Simulation:
 
     def _finish(self, rank: int, place: int, end_ns: float) -> None:
         self.last_end_ns = max(self.last_end_ns, end_ns)
-        self.runnable.extend((rank, following, end_ns) for following in self.following[rank, place])
+        ends_ns = self.ends_ns[rank]
+        ends_ns[place] = end_ns
+        for following in self.following.get((rank, place), ()):
+            begin_ns = 0.0
+            for after, gap_ns in self.programs[rank][following].after:
+                after_ns = ends_ns[after]
+                if after_ns is None:
+                    break
+                begin_ns = max(begin_ns, after_ns + gap_ns)
+            else:
+                self.runnable.append((rank, following, begin_ns))
 
     def _call(self, rank: int, exchange: Exchange, state: _State, now_ns: float) -> None:
         state.called[rank] = now_ns
