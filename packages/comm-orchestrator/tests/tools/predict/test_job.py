@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -130,6 +131,20 @@ def test_threads_that_call_in_another_order_on_each_rank_do_not_wait_for_each_ot
     steps, exchanges = programs(job(first, second))
     run = simulate(steps, {id(each): 1 * MS for each in exchanges})
     assert (run.wall_ns, run.lonely) == (3 * MS, 0)
+
+
+def test_each_of_many_exchanges_that_cannot_end_costs_as_much_as_one() -> None:
+    """Ranks of a damaged trace call two groups in turns, each rank the other one first."""
+    one, other = operation(), Operation("all_reduce", "all_reduce", 8, WORLD, group="other")
+    first, second = (
+        [event(pair[number % 2], number // 2, number, number) for number in range(40_000)]
+        for pair in ((one, other), (other, one))
+    )
+    steps, exchanges = programs(job(first, second))
+    durations = {id(each): 1 * MS for each in exchanges}
+    begin_s = time.process_time()
+    assert simulate(steps, durations).lonely == 20_000
+    assert time.process_time() - begin_s < 4
 
 
 def test_messages_are_sent_whether_or_not_somebody_receives() -> None:

@@ -156,6 +156,7 @@ class _Simulation:
         self.programs = {program.rank: program.steps for program in programs}
         self.durations_ns = durations_ns
         self.states: dict[int, _State] = defaultdict(_State)
+        self.awaited: dict[int, _State] = {}  # those that some rank waits for
         self.free_ns: dict[object, float] = defaultdict(float)
         self.following: dict[tuple[int, int], list[int]] = defaultdict(list)
         for program in programs:
@@ -176,11 +177,10 @@ class _Simulation:
         while True:
             while self.runnable:
                 self._begin(*self.runnable.popleft())
-            stuck = [state for state in self.states.values() if state.end_ns is None and state.waiting]
-            if not stuck:
+            if not self.awaited:
                 return Run(self.last_end_ns, self.lonely)
             # Somebody's record of it is missing: the first that anybody waits for goes on with those who are there.
-            state = min(stuck, key=lambda state: max(state.called.values(), default=0.0))
+            state = min(self.awaited.values(), key=lambda state: max(state.called.values(), default=0.0))
             self.lonely += 1
             rank, place, _ = state.waiting[0]
             self._end(self.programs[rank][place].exchange, state, max(state.called.values(), default=0.0))
@@ -194,6 +194,7 @@ class _Simulation:
             self._finish(rank, place, now_ns + step.own_ns)
         elif state.end_ns is None:
             state.waiting.append((rank, place, now_ns))
+            self.awaited[id(step.exchange)] = state
         else:
             self._go_on(rank, place, now_ns, state, state.end_ns)
 
@@ -233,6 +234,7 @@ class _Simulation:
         self.free_ns[exchange.queue] = state.end_ns = end_ns
         self.last_end_ns = max(self.last_end_ns, end_ns)
         waiting, state.waiting = state.waiting, []
+        self.awaited.pop(id(exchange), None)
         for rank, place, since_ns in waiting:
             self._go_on(rank, place, since_ns, state, end_ns)
 
