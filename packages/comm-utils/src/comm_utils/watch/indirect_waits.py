@@ -13,8 +13,8 @@ from comm_utils.watch.world_view import WorldView
 
 __all__ = ["follow_waits"]
 
-# All questions to ranks of other hosts together.
-_ASK_S = 1.0
+# All questions to ranks of other hosts together: the caller may have asked before, in the thread of the watch.
+_ASK_S = 0.5
 # So long a chain of groups is followed: a mesh of four dimensions has as many groups a rank.
 _MOST_GROUPS = 4
 # So many ranks are not asked, as many others may ask them at the same time.
@@ -57,14 +57,14 @@ def follow_waits(
 
 def _next_wait(findings: Sequence[Finding], known: Mapping[int, RankSnapshot]) -> Call | None:
     """Return the oldest call in which the ranks that are missing wait; None where one of them waits in none."""
-    calls = []
+    calls: list[tuple[int, Call]] = []
     for rank in sorted({rank for one in findings for rank in one.ranks}):
         if rank not in known or known[rank].is_gone or known[rank].process == "stopped" or known[rank].silent_ns:
             return None
         waiting = [call for call in known[rank].waiting_calls() if not call.is_on_device and call.group.ranks]
         if not waiting:
             return None
-        calls.append(waiting[0])
+        calls.append((known[rank].taken_ns - waiting[0].begin_ns, waiting[0]))  # the clocks of hosts differ
     if not calls or any(one.kind is not FindingKind.MISSING for one in findings):
         return None
-    return min(calls, key=lambda call: call.begin_ns)
+    return max(calls, key=lambda one: one[0])[1]
