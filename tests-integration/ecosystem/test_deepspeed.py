@@ -138,8 +138,10 @@ from deepspeed import comm as two
 from deepspeed.comm.comm import all_reduce
 from deepspeed.comm.reduce_op import ReduceOp
 assert one is two is deepspeed.comm
-assert deepspeed.comm.all_reduce is all_reduce is ours.all_reduce
-assert deepspeed.comm.all_gather.__wrapped__ is ours.all_gather
+assert deepspeed.comm.all_reduce is all_reduce
+assert all_reduce.__wrapped__ is ours.all_reduce  # with handles that wait in order
+assert deepspeed.comm.all_gather.__wrapped__.__wrapped__ is ours.all_gather
+assert deepspeed.comm.get_rank is ours.get_rank
 assert ReduceOp is ours.ReduceOp is deepspeed.comm.ReduceOp
 assert deepspeed.init_distributed is deepspeed.comm.init_distributed
 assert deepspeed.init_distributed.__wrapped__ is ours.init_distributed
