@@ -135,7 +135,7 @@ import comm_orchestrator as ours
 from comm_orchestrator import deepspeed as replacement
 replacement.replace_comm()
 import deepspeed, torch
-assert deepspeed.comm.all_reduce is ours.all_reduce
+assert deepspeed.comm.all_reduce.__wrapped__ is ours.all_reduce
 found = {"version": deepspeed.__version__}
 for name in (*replacement.COMPRESSED, *replacement.AMENDED, *replacement.KEPT):
     try:
