@@ -94,6 +94,24 @@ def test_a_wait_for_the_last_call_waits_for_those_before(bare_pools: Pools, back
     bare_pools(2).run(on, backend, wait_for_the_last)
 
 
+def compiled_calls() -> None:
+    start = in_order(dist.all_reduce)
+
+    def twice(tensor: torch.Tensor, async_op: bool) -> torch.Tensor:
+        work = start(tensor, async_op=async_op)
+        if async_op:
+            work.wait()
+        return 2 * tensor
+
+    for async_op in (False, True):
+        compiled = torch.compile(twice, backend="eager", fullgraph=not async_op)
+        assert compiled(torch.ones(3), async_op).tolist() == [4.0] * 3
+
+
+def test_calls_that_wait_in_order_can_be_compiled(bare_pools: Pools) -> None:
+    bare_pools(2).run(on, "gloo", compiled_calls)
+
+
 def test_handles_of_replaced_collectives_wait_in_order() -> None:
     assert as_expected(dist.all_gather_into_tensor) is in_order(dist.all_gather_into_tensor)
     for other in (dist.send, dist.isend, dist.get_rank, dist.ReduceOp, dist.init_distributed):

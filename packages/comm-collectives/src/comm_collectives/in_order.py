@@ -18,6 +18,7 @@ import torch.distributed as c10d
 
 from comm_utils.group_names import name_of
 from comm_utils.torch_support.handle import Handle
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["in_order"]
 
@@ -43,7 +44,7 @@ def in_order(call: Callable[..., Any]) -> Callable[..., Any]:
         group = kwargs.get("group", args[place] if len(args) > place else None)
         return _InOrder(returned, name_of(c10d.group.WORLD if group is None else group))
 
-    return ordered
+    return uncompiled(ordered)
 
 
 def _is_on_cpu(values: Iterable[Any]) -> bool:
