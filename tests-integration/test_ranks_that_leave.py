@@ -502,6 +502,7 @@ def test_a_rank_that_is_killed_while_a_group_is_connected_is_named_long_before_t
         is_killed_while_a_group_is_connected, 3, backend, str(tmp_path), timeout_s=90, env={"COMM_TESTS_FORK": forked}
     )
     for outcome in outcomes[:2]:
+        assert outcome.value, outcome
         text, seconds = outcome.value
         ended = r"rank 2 \(pid \d+ on \S+\) has ended( by SIGKILL)? in the course of new_group"
         assert re.search(f"lost a peer.*{ended}", text), text
