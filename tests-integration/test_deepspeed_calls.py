@@ -87,6 +87,10 @@ def wait_for_the_last() -> None:
     assert last.result().tolist() == [1.0, 1.0]
     assert last.exception() is None
     assert not _started
+    reduced = torch.ones(2)
+    (found,) = start_reduce(reduced, async_op=True).get_future().wait()
+    assert found is reduced
+    assert found.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

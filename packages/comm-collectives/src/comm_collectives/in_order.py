@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as c10d
 
 from comm_utils.group_names import name_of
+from comm_utils.process_locks import ProcessLock
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.uncompiled import uncompiled
 
@@ -25,6 +27,7 @@ __all__ = ["in_order"]
 # By the name of their group, the numbers and handles of calls that nobody has waited for yet.
 _started: dict[str, deque[tuple[int, Any]]] = {}
 _numbers = itertools.count()
+_lock = ProcessLock(threading.Lock)
 
 
 @functools.cache
@@ -55,28 +58,43 @@ def _is_on_cpu(values: Iterable[Any]) -> bool:
     return False
 
 
+def _oldest(group: str) -> tuple[int, Any] | None:
+    with _lock.lock:
+        return next(iter(_started.get(group, ())), None)
+
+
+def _remove(group: str, one: tuple[int, Any]) -> None:
+    with _lock.lock:
+        started = _started.get(group)
+        if started and started[0] is one:  # another thread may have waited for it as well
+            started.popleft()
+        if not started:
+            _started.pop(group, None)
+
+
 class _InOrder(Handle):
     """A handle of one call, which keeps those before it in its group until somebody waits."""
 
     __slots__ = ("_group", "_number", "_work")
 
     def __init__(self, work: Any, group: str) -> None:
-        self._work, self._group, self._number = work, group, next(_numbers)
-        before = _started.setdefault(group, deque())
-        while before and before[0][1].is_completed() and before[0][1].exception() is None:
-            before[0][1].wait()  # which adds what the library does not provide
-            before.popleft()
-        before.append((self._number, work))
+        self._work, self._group = work, group
+        while (oldest := _oldest(group)) is not None and oldest[1].is_completed() and oldest[1].exception() is None:
+            oldest[1].wait()  # which adds what the library does not provide
+            _remove(group, oldest)
+        with _lock.lock:
+            self._number = next(_numbers)
+            _started.setdefault(group, deque()).append((self._number, work))
 
     def wait(self, timeout: Any = None) -> bool:
         self._work.wait(timeout)
-        before = _started.get(self._group, ())
-        while before and before[0][0] <= self._number:
-            before[0][1].wait(timeout)
-            before.popleft()
-        if not before:
-            _started.pop(self._group, None)
+        while (oldest := _oldest(self._group)) is not None and oldest[0] <= self._number:
+            oldest[1].wait(timeout)
+            _remove(self._group, oldest)
         return True
+
+    def get_future(self) -> Any:
+        return self._work.get_future()
 
     def result(self) -> Any:
         self.wait()
